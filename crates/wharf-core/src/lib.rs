@@ -1,1 +1,11 @@
-//! Placeholder.
+//! The domain of Wharf: what is recorded, which states there are, and what to do next.
+//!
+//! **Invariant:** everything here is pure. No clock, no I/O, no randomness, no async, no wire
+//! format and no Kubernetes type; `clippy.toml` beside this crate bans the ways out.
+//!
+//! Start reading at [`cluster`], then [`access`].
+
+pub mod access;
+pub mod cluster;
+pub mod name;
+pub mod record;

@@ -5,7 +5,7 @@
 //! the event, if any, under which name the change is published instead of `<kind>.updated`.
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{StoreError, StoreResult},
@@ -13,11 +13,7 @@ use crate::{
     types::{Compare, Entry, Op, Page, Revision, Txn},
 };
 
-/// A type that is stored as a record.
-pub trait Kind: Serialize + DeserializeOwned {
-    /// The first segment of the key and of the event's name, in the singular: `cluster`.
-    const KIND: &'static str;
-}
+pub use wharf_core::record::Kind;
 
 /// The key of a record.
 pub fn key_of<T: Kind>(id: &str) -> String {
