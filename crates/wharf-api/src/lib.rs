@@ -1,1 +1,20 @@
-//! Placeholder.
+//! The wire: what the REST API v1 takes and gives, its error codes, and a typed client.
+//!
+//! **Invariant:** this crate knows no domain type and no adapter. Records and wire change apart;
+//! the server converts (`wharf_server::http::convert`).
+//!
+//! Start reading at [`error`], then [`resource`].
+
+#[cfg(feature = "client")]
+pub mod client;
+pub mod cluster;
+pub mod error;
+pub mod event;
+pub mod resource;
+pub mod server;
+pub mod user;
+
+/// Where the API lives.
+pub const PREFIX: &str = "/api/v1";
+/// The same API under the prefix that existing clients use.
+pub const LEGACY_PREFIX: &str = "/apis/zcloud.cn/v1";
