@@ -1,0 +1,122 @@
+//! What `--from` may name when a bundle is made without building: a directory of components (such
+//! as the cache), a mirror of release files, or an address of one.
+
+use std::path::Path;
+
+use crate::cache::{self, Cached, ORIGIN_RELEASE};
+use crate::catalogue::{COMPONENTS, Component, KUBERNETES, compare_versions, this_arch};
+use crate::mirror::{self, Base};
+use crate::place::Staging;
+use crate::{Error, Result};
+
+/// What the caller wants in the bundle.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// The Kubernetes version; without one it is the catalogue's.
+    pub kubernetes: Option<String>,
+    /// Names of components to leave out.
+    pub without: Vec<String>,
+}
+
+impl Selection {
+    fn version_of(&self, component: &Component) -> String {
+        match &self.kubernetes {
+            Some(version) if component.name == KUBERNETES.name => version.clone(),
+            _ => component.version.to_owned(),
+        }
+    }
+}
+
+/// Components that were gathered, and the directory that holds those that had to be fetched.
+#[derive(Debug)]
+pub struct Gathered {
+    pub components: Vec<Cached>,
+    _fetched: Option<Staging>,
+}
+
+/// Collects what a bundle needs. Fetched files lie beside `output` until the result is dropped;
+/// `note` hears, in words, what goes on.
+///
+/// # Errors
+/// A component is missing or damaged, or a file of it cannot be had with a good checksum.
+pub fn gather(
+    from: &Base,
+    selection: &Selection,
+    output: &Path,
+    note: &mut dyn FnMut(&str),
+) -> Result<Gathered> {
+    let known = |name: &String| crate::catalogue::component(name).map(|_| ());
+    selection.without.iter().try_for_each(known)?;
+    let wanted: Vec<&Component> =
+        COMPONENTS.iter().filter(|c| !selection.without.iter().any(|w| w == c.name)).collect();
+    let stored = match from {
+        Base::Directory(dir) => cache::components_in(dir),
+        Base::Url(_) => Vec::new(),
+    };
+    if stored.is_empty() {
+        from_mirror(from, selection, &wanted, output, note)
+    } else {
+        let components = from_components(stored, selection, &wanted, note)?;
+        Ok(Gathered { components, _fetched: None })
+    }
+}
+
+fn from_components(
+    mut stored: Vec<Cached>,
+    selection: &Selection,
+    wanted: &[&Component],
+    note: &mut dyn FnMut(&str),
+) -> Result<Vec<Cached>> {
+    stored.sort_by(|a, b| compare_versions(&b.record.version, &a.record.version));
+    let mut components = Vec::new();
+    for component in wanted {
+        let version = selection.version_of(component);
+        let named: Vec<&Cached> =
+            stored.iter().filter(|c| c.record.component == component.name).collect();
+        let exact = named.iter().find(|c| c.record.version == version);
+        let asked = component.name == KUBERNETES.name && selection.kubernetes.is_some();
+        let chosen = exact.or_else(|| named.first().filter(|_| !asked));
+        match chosen {
+            Some(cached) => {
+                let mut cached = (*cached).clone();
+                cached.check()?;
+                components.push(cached);
+            }
+            None if !component.on_hosts => {
+                note(&format!("{} {version} is not there and is left out", component.name));
+            }
+            None => {
+                let message = format!("{} {version} is not there", component.name);
+                return Err(Error::MissingComponent(message));
+            }
+        }
+    }
+    Ok(components)
+}
+
+fn from_mirror(
+    base: &Base,
+    selection: &Selection,
+    wanted: &[&Component],
+    output: &Path,
+    note: &mut dyn FnMut(&str),
+) -> Result<Gathered> {
+    let fetched = Staging::beside(output)?;
+    let mut components = Vec::new();
+    for component in wanted {
+        let version = selection.version_of(component);
+        let dir = fetched.path().join(component.name);
+        note(&format!("{} {version} …", component.name));
+        match mirror::fetch(&base.join(component.name), component, &version, this_arch(), &dir) {
+            Ok(()) => {
+                let record = cache::seal(&dir, component, &version, ORIGIN_RELEASE)?;
+                components.push(Cached { dir, record });
+            }
+            Err(Error::NotAtSource { .. }) if !component.on_hosts => {
+                note(&format!("{} {version} is not there and is left out", component.name));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Gathered { components, _fetched: Some(fetched) })
+}
