@@ -35,21 +35,37 @@ pub enum Target {
     },
 }
 
+/// Where a server was looked for: what to advise differs, so the kinds are told apart by type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum At {
+    Socket(PathBuf),
+    Url(String),
+}
+
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            At::Socket(path) => path.display().fmt(f),
+            At::Url(url) => url.fmt(f),
+        }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The server answered with an error.
     #[error("{}", .0.message)]
     Api(Box<ErrorBody>),
     #[error("cannot reach the server at {at}")]
-    Unreachable { at: String, #[source] source: reqwest::Error },
+    Unreachable { at: At, #[source] source: reqwest::Error },
     #[error("the server at {at} did not answer in time")]
-    TimedOut { at: String, #[source] source: reqwest::Error },
+    TimedOut { at: At, #[source] source: reqwest::Error },
     #[error("the answer of {at} cannot be understood")]
-    BadAnswer { at: String, #[source] source: reqwest::Error },
+    BadAnswer { at: At, #[source] source: reqwest::Error },
     #[error("the server's authority certificate cannot be used")]
     BadCa(#[source] reqwest::Error),
     #[error("the event stream of {at} broke off: {reason}")]
-    StreamBroken { at: String, reason: String },
+    StreamBroken { at: At, reason: String },
 }
 
 /// What comes out of [`Client::events`].
@@ -63,7 +79,7 @@ pub enum EventItem {
 pub struct Client {
     http: reqwest::Client,
     base: String,
-    at: String,
+    at: At,
     token: Option<String>,
 }
 
@@ -75,8 +91,11 @@ impl Client {
             .no_proxy();
         let (builder, base, at, token) = match target {
             Target::Socket(path) => {
-                let at = path.display().to_string();
-                (builder.unix_socket(path), "http://localhost".to_owned(), at, None)
+                let at = At::Socket(path.clone());
+                // No certificate is ever checked here, and reading the system's takes longer than
+                // the whole request.
+                let builder = builder.unix_socket(path).tls_certs_only([]);
+                (builder, "http://localhost".to_owned(), at, None)
             }
             Target::Url { url, token, ca_pem } => {
                 let base = url.trim_end_matches('/').to_owned();
@@ -87,7 +106,7 @@ impl Client {
                     ),
                     None => builder,
                 };
-                (builder, base.clone(), base, token)
+                (builder, base.clone(), At::Url(base), token)
             }
         };
         let http = builder.build().map_err(ClientError::BadCa)?;
@@ -95,7 +114,7 @@ impl Client {
     }
 
     /// The server's address, as a person would name it.
-    pub fn at(&self) -> &str {
+    pub fn at(&self) -> &At {
         &self.at
     }
 
@@ -179,10 +198,14 @@ impl Client {
 
     async fn read<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
         let response = self.send(request).await?;
-        response
-            .json()
-            .await
-            .map_err(|source| ClientError::BadAnswer { at: self.at.clone(), source })
+        response.json().await.map_err(|source| {
+            let at = self.at.clone();
+            if source.is_timeout() {
+                ClientError::TimedOut { at, source }
+            } else {
+                ClientError::BadAnswer { at, source }
+            }
+        })
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
