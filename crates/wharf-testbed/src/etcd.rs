@@ -1,0 +1,186 @@
+//! A real etcd for tests: one process on loopback.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::paths::cache_dir;
+use crate::process::{Process, Signal, free_port};
+use crate::wait::wait_for;
+
+const READY_DEADLINE: Duration = Duration::from_secs(60);
+const STOP_DEADLINE: Duration = Duration::from_secs(20);
+/// Ports are chosen before etcd binds them, so another process may be faster.
+const PORT_TRIES: usize = 5;
+
+/// The certificates of an etcd that speaks TLS.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+    /// With it, clients must show a certificate that this authority signed.
+    pub client_authority: Option<PathBuf>,
+}
+
+/// An etcd with its data in a temporary directory. Dropping it ends the process and deletes both.
+#[derive(Debug)]
+pub struct Etcd {
+    binary: PathBuf,
+    data: TempDir,
+    ports: Ports,
+    tls: Option<Tls>,
+    process: Option<Process>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    client: u16,
+    peer: u16,
+    /// Plain HTTP always, so that readiness needs no TLS client here.
+    health: u16,
+}
+
+impl Etcd {
+    pub fn start() -> Result<Self> {
+        Self::start_with(None)
+    }
+
+    pub fn start_with(tls: Option<&Tls>) -> Result<Self> {
+        let binary = find_binary()?;
+        let mut failure = None;
+        for _ in 0..PORT_TRIES {
+            let ports = Ports { client: free_port()?, peer: free_port()?, health: free_port()? };
+            let data = tempfile::Builder::new().prefix("wharf-etcd-").tempdir()?;
+            let (binary, tls) = (binary.clone(), tls.cloned());
+            let mut etcd = Self { binary, data, ports, tls, process: None };
+            match etcd.restart() {
+                Ok(()) => return Ok(etcd),
+                Err(error) if format!("{error:#}").contains("address already in use") => {
+                    failure = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| anyhow::anyhow!("no free port for etcd")))
+    }
+
+    /// The URL that clients connect to; it stays the same over restarts.
+    pub fn endpoint(&self) -> String {
+        format!("{}://127.0.0.1:{}", self.scheme(), self.ports.client)
+    }
+
+    pub fn data_dir(&self) -> &Path {
+        self.data.path()
+    }
+
+    /// The running process, to stop and continue it by signals; `None` when it is stopped.
+    pub fn process(&mut self) -> Option<&mut Process> {
+        self.process.as_mut()
+    }
+
+    /// Starts it again on the same data, after `stop` or `kill`, and waits until it is healthy.
+    pub fn restart(&mut self) -> Result<()> {
+        if self.process.is_some() {
+            self.stop()?;
+        }
+        let mut process = Process::spawn(self.command())?;
+        let health = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.health));
+        let healthy = wait_for("etcd to be healthy", READY_DEADLINE, || {
+            if let Some(status) = process.status()? {
+                bail!("etcd ended at once ({status})");
+            }
+            Ok(is_healthy(health).then_some(()))
+        });
+        healthy.with_context(|| last_lines(&process.output()))?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// Stops it in order.
+    pub fn stop(&mut self) -> Result<()> {
+        let Some(mut process) = self.process.take() else { return Ok(()) };
+        process.signal(Signal::TERM)?;
+        process.wait(STOP_DEADLINE).map(drop)
+    }
+
+    /// Ends it at once.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.take().map_or(Ok(()), |mut process| process.kill())
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    fn command(&self) -> Command {
+        let client = self.endpoint();
+        let peer = format!("http://127.0.0.1:{}", self.ports.peer);
+        let health = format!("http://127.0.0.1:{}", self.ports.health);
+        let cluster = format!("test={peer}");
+        let mut command = Command::new(&self.binary);
+        // Settings of the caller's own etcd would win over nothing here, but mix with the rest.
+        command.env_clear().arg("--data-dir").arg(self.data.path()).args(["--name", "test"]);
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &cluster, "--listen-metrics-urls", &health]);
+        command.args(["--log-level", "warn"]);
+        if let Some(tls) = &self.tls {
+            command.arg("--cert-file").arg(&tls.certificate).arg("--key-file").arg(&tls.key);
+            if let Some(authority) = &tls.client_authority {
+                command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(authority);
+            }
+        }
+        command
+    }
+}
+
+fn last_lines(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().rev().take(5).collect();
+    format!("it printed:\n{}", lines.into_iter().rev().collect::<Vec<_>>().join("\n"))
+}
+
+fn is_healthy(address: SocketAddr) -> bool {
+    let ask = || -> std::io::Result<String> {
+        let timeout = Duration::from_secs(2);
+        let mut stream = TcpStream::connect_timeout(&address, timeout)?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    ask().is_ok_and(|answer| answer.contains(r#""health":"true""#))
+}
+
+/// `$WHARF_ETCD`, else the newest one among the built assets.
+fn find_binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("WHARF_ETCD").map(PathBuf::from) {
+        return if path.is_file() { Ok(path) } else { bail!("WHARF_ETCD names no file: {path:?}") };
+    }
+    let assets = cache_dir()?.join("assets");
+    newest_below(&assets, "etcd", SEARCH_DEPTH).map(|(_, path)| path).with_context(|| {
+        format!("there is no etcd in {assets:?}: run `cargo xtask assets`, or set WHARF_ETCD")
+    })
+}
+
+/// Assets lie at `<asset>/etcd` or `<asset>/bin/etcd`.
+const SEARCH_DEPTH: usize = 3;
+
+fn newest_below(directory: &Path, name: &str, depth: usize) -> Option<(SystemTime, PathBuf)> {
+    let entries = std::fs::read_dir(directory).ok()?.flatten();
+    entries
+        .filter_map(|entry| {
+            let (path, kind) = (entry.path(), entry.file_type().ok()?);
+            if kind.is_dir() && depth > 0 {
+                return newest_below(&path, name, depth - 1);
+            }
+            let wanted = kind.is_file() && entry.file_name() == name;
+            wanted.then(|| Some((entry.metadata().ok()?.modified().ok()?, path)))?
+        })
+        .max()
+}
