@@ -10,16 +10,27 @@ pub type StoreResult<T> = Result<T, StoreError>;
 pub enum StoreError {
     #[error("another wharf server{} uses the data directory {}", pid.map(|p| format!(" (process {p})")).unwrap_or_default(), dir.display())]
     InUse { dir: PathBuf, pid: Option<u32> },
-    #[error("the store has schema {found}, written by a newer wharf ({writer}); this wharf knows schemas up to {known}")]
+    #[error(
+        "the store has schema {found}, written by a newer wharf ({writer}); this wharf knows schemas up to {known}"
+    )]
     Newer { found: u32, known: u32, writer: String },
     #[error("the disk is full")]
     DiskFull(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the store cannot be written: {what} is read-only")]
     ReadOnly { what: String },
     #[error("the store's file {} is damaged", path.display())]
-    Damaged { path: PathBuf, #[source] source: Box<dyn std::error::Error + Send + Sync> },
+    Damaged {
+        path: PathBuf,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error("cannot {action} {}", path.display())]
-    Io { action: &'static str, path: PathBuf, #[source] source: std::io::Error },
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     /// The history before `oldest` is no longer kept: read the present and watch from there.
     #[error("changes before revision {oldest} are no longer kept")]
     Compacted { oldest: Revision },
@@ -28,9 +39,17 @@ pub enum StoreError {
     #[error("the transaction is malformed: {0}")]
     BadTxn(String),
     #[error("cannot reach the store at {endpoints}")]
-    Unreachable { endpoints: String, #[source] source: Box<dyn std::error::Error + Send + Sync> },
+    Unreachable {
+        endpoints: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error("the store refused the credentials of {user}")]
-    Denied { user: String, #[source] source: Box<dyn std::error::Error + Send + Sync> },
+    Denied {
+        user: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error("the store's configuration is wrong: {0}")]
     BadOptions(String),
     #[error("the store is shutting down")]
@@ -38,7 +57,11 @@ pub enum StoreError {
     #[error("the store failed")]
     Backend(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the record {key} cannot be written as JSON")]
-    Encode { key: String, #[source] source: serde_json::Error },
+    Encode {
+        key: String,
+        #[source]
+        source: serde_json::Error,
+    },
     #[error("the record {key} cannot be read: {reason}")]
     Unreadable { key: String, reason: String },
     #[error("the sealing key {} is missing, but the store holds sealed records", path.display())]

@@ -15,14 +15,20 @@
 //!
 //! Start reading at [`Store`], then `embedded.rs` and `etcd.rs`.
 
+mod embedded;
 pub mod error;
+mod etcd;
+pub mod lease;
+pub mod limits;
+mod migrate;
 pub mod seal;
 pub mod store;
 pub mod typed;
 pub mod types;
 
 pub use error::{StoreError, StoreResult};
+pub use lease::Held;
 pub use seal::{Sealed, Sealer};
-pub use store::{EtcdOptions, Store, StoreLocation, StoreOptions, Watch};
+pub use store::{EtcdOptions, HISTORY_REVISIONS, Store, StoreLocation, StoreOptions, Watch};
 pub use typed::{Decoded, Kind, Stored, Unreadable};
 pub use types::{Change, Compare, Entry, LeaseId, Listing, Op, Outcome, Page, Revision, Txn};

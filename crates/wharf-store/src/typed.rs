@@ -121,11 +121,19 @@ impl Txn {
         at: Timestamp,
         event: Option<&str>,
     ) -> StoreResult<Txn> {
-        let key = key_of::<T>(id);
-        let envelope = Envelope { schema: SCHEMA, at, event: event.map(str::to_owned), data: value };
-        match serde_json::to_vec(&envelope) {
-            Ok(value) => Ok(self.op(Op::Put { key, value, lease: None })),
-            Err(source) => Err(StoreError::Encode { key, source }),
-        }
+        let value = encode(id, value, at, event)?;
+        Ok(self.op(Op::Put { key: key_of::<T>(id), value, lease: None }))
     }
+}
+
+/// A record's value as it is stored, for writers that need it apart from a [`Txn`].
+pub fn encode<T: Kind>(
+    id: &str,
+    value: &T,
+    at: Timestamp,
+    event: Option<&str>,
+) -> StoreResult<Vec<u8>> {
+    let envelope = Envelope { schema: SCHEMA, at, event: event.map(str::to_owned), data: value };
+    serde_json::to_vec(&envelope)
+        .map_err(|source| StoreError::Encode { key: key_of::<T>(id), source })
 }

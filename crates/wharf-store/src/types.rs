@@ -146,3 +146,22 @@ pub struct Listing {
     /// There are more keys after the last one.
     pub more: bool,
 }
+
+/// A listing that also tells which keys are bound to a lease, for back-ups and migrations.
+pub(crate) struct RawListing {
+    pub(crate) entries: Vec<RawEntry>,
+    pub(crate) revision: Revision,
+    pub(crate) more: bool,
+}
+
+pub(crate) struct RawEntry {
+    pub(crate) entry: Entry,
+    pub(crate) leased: bool,
+}
+
+impl From<RawListing> for Listing {
+    fn from(raw: RawListing) -> Listing {
+        let entries = raw.entries.into_iter().map(|raw| raw.entry).collect();
+        Listing { entries, revision: raw.revision, more: raw.more }
+    }
+}

@@ -1,0 +1,87 @@
+//! One server for one data directory.
+
+use std::{
+    fs::{DirBuilder, File, OpenOptions},
+    io::{self, Read, Seek, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::Path,
+};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::error::{StoreError, StoreResult};
+
+const LOCK_FILE: &str = "wharf.lock";
+
+/// Held as long as the store is open; the kernel gives it up when the process dies.
+pub(super) struct DirLock {
+    _file: File,
+}
+
+impl DirLock {
+    /// Takes the directory for this process, and leaves its id for whoever comes second.
+    pub(super) fn take(data_dir: &Path) -> StoreResult<DirLock> {
+        let path = data_dir.join(LOCK_FILE);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|source| io_error("open", &path, source))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                // The pid only makes the message better; without it the message still holds.
+                let pid =
+                    file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+                return Err(StoreError::InUse { dir: data_dir.to_owned(), pid });
+            }
+            Err(errno) => return Err(io_error("lock", &path, errno.into())),
+        }
+        write_pid(&mut file).map_err(|source| io_error("write", &path, source))?;
+        Ok(DirLock { _file: file })
+    }
+}
+
+fn write_pid(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())
+}
+
+/// Makes the data directory, for its owner alone, if it is missing.
+pub(crate) fn ensure_data_dir(data_dir: &Path) -> StoreResult<()> {
+    if data_dir.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(data_dir)
+        .map_err(|source| io_error("make the directory", data_dir, source))?;
+    match data_dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => sync_dir(parent),
+        None => Ok(()),
+    }
+}
+
+/// Makes new names in a directory durable.
+pub(crate) fn sync_dir(dir: &Path) -> StoreResult<()> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| io_error("sync", dir, source))
+}
+
+/// Says what a person can do about: a full disk and a read-only place have their own kinds.
+pub(crate) fn io_error(action: &'static str, path: &Path, source: io::Error) -> StoreError {
+    match source.kind() {
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            StoreError::ReadOnly { what: path.display().to_string() }
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            StoreError::DiskFull(Box::new(source))
+        }
+        _ => StoreError::Io { action, path: path.to_owned(), source },
+    }
+}
