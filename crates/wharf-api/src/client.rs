@@ -57,11 +57,23 @@ pub enum ClientError {
     #[error("{}", .0.message)]
     Api(Box<ErrorBody>),
     #[error("cannot reach the server at {at}")]
-    Unreachable { at: At, #[source] source: reqwest::Error },
+    Unreachable {
+        at: At,
+        #[source]
+        source: reqwest::Error,
+    },
     #[error("the server at {at} did not answer in time")]
-    TimedOut { at: At, #[source] source: reqwest::Error },
+    TimedOut {
+        at: At,
+        #[source]
+        source: reqwest::Error,
+    },
     #[error("the answer of {at} cannot be understood")]
-    BadAnswer { at: At, #[source] source: reqwest::Error },
+    BadAnswer {
+        at: At,
+        #[source]
+        source: reqwest::Error,
+    },
     #[error("the server's authority certificate cannot be used")]
     BadCa(#[source] reqwest::Error),
     #[error("the event stream of {at} broke off: {reason}")]
@@ -73,6 +85,15 @@ pub enum ClientError {
 pub enum EventItem {
     Event(Event),
     Lost(Lost),
+}
+
+/// An event with its place in the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Received {
+    pub item: EventItem,
+    /// Everything up to this revision has been seen. It is below the event's own revision while
+    /// others of the same transaction follow.
+    pub complete: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -153,11 +174,19 @@ impl Client {
     }
 
     /// Live changes after the revision `after`, or from now on. The stream ends with an error when
-    /// the connection breaks; the caller goes on from the last revision that it saw.
+    /// the connection breaks.
     pub async fn events(
         &self,
         after: Option<u64>,
     ) -> Result<impl Stream<Item = Result<EventItem, ClientError>> + use<>, ClientError> {
+        Ok(self.resumable_events(after).await?.map(|next| next.map(|received| received.item)))
+    }
+
+    /// As [`Client::events`], and with each the revision to go on from after a break.
+    pub async fn resumable_events(
+        &self,
+        after: Option<u64>,
+    ) -> Result<impl Stream<Item = Result<Received, ClientError>> + use<>, ClientError> {
         let mut request = self.request_untimed(Method::GET, "/events");
         if let Some(after) = after {
             request = request.header("last-event-id", after.to_string());
@@ -231,6 +260,7 @@ impl Client {
 #[derive(Default)]
 struct EventParser {
     buffer: Vec<u8>,
+    id: Option<u64>,
     name: String,
     data: String,
 }
@@ -242,19 +272,21 @@ impl EventParser {
         self.buffer.len() <= LINE_MAX
     }
 
-    fn next_item(&mut self) -> Option<EventItem> {
+    fn next_item(&mut self) -> Option<Received> {
         while let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = self.buffer.drain(..=end).collect();
             let line = String::from_utf8_lossy(&line);
             let line = line.trim_end_matches(['\n', '\r']);
             if let Some(name) = line.strip_prefix("event:") {
                 name.trim_start().clone_into(&mut self.name);
+            } else if let Some(id) = line.strip_prefix("id:") {
+                self.id = id.trim().parse().ok();
             } else if let Some(data) = line.strip_prefix("data:") {
                 self.data.push_str(data.trim_start());
             } else if line.is_empty() {
                 let (name, data) = (std::mem::take(&mut self.name), std::mem::take(&mut self.data));
                 if let Some(item) = parse_item(&name, &data) {
-                    return Some(item);
+                    return Some(Received { item, complete: self.id });
                 }
             }
         }
@@ -275,7 +307,7 @@ fn parse_item(name: &str, data: &str) -> Option<EventItem> {
 mod tests {
     use super::*;
 
-    fn items(chunks: &[&str]) -> Vec<EventItem> {
+    fn items(chunks: &[&str]) -> Vec<Received> {
         let mut parser = EventParser::default();
         let mut items = Vec::new();
         for chunk in chunks {
@@ -292,12 +324,13 @@ mod tests {
     #[test]
     fn events_are_cut_wherever_the_chunks_break() {
         let text = format!(
-            ":\n\nid: 7\nevent: user.created\ndata: {DATA}\n\nid: 8\nevent: lost\ndata: {{\"resumedAt\":9,\"reason\":\"slow\"}}\n\n"
+            ":\n\nid: 6\nevent: user.created\ndata: {DATA}\n\nid: 8\nevent: lost\ndata: {{\"resumedAt\":9,\"reason\":\"slow\"}}\n\n"
         );
         let whole = items(&[&text]);
         assert_eq!(whole.len(), 2);
-        assert!(matches!(&whole[0], EventItem::Event(e) if e.revision == 7));
-        assert!(matches!(&whole[1], EventItem::Lost(l) if l.resumed_at == 9));
+        assert!(matches!(&whole[0].item, EventItem::Event(e) if e.revision == 7));
+        assert!(matches!(&whole[1].item, EventItem::Lost(l) if l.resumed_at == 9));
+        assert_eq!([whole[0].complete, whole[1].complete], [Some(6), Some(8)]);
         let singles: Vec<String> = text.chars().map(String::from).collect();
         let singles: Vec<&str> = singles.iter().map(String::as_str).collect();
         assert_eq!(items(&singles), whole);

@@ -123,3 +123,13 @@ pub enum Outcome {
     Done,
     Refused,
 }
+
+/// The caller, as the server knows them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WhoAmI {
+    /// `local` over the Unix socket.
+    pub name: String,
+    pub role: RoleName,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clusters: Option<Vec<String>>,
+}

@@ -172,8 +172,7 @@ mod tests {
     #[test]
     fn needs_and_roles() {
         let viewer = Role::Viewer { clusters: Scope::All };
-        for (need, viewer_may) in
-            [(Need::Nobody, true), (Need::Viewer, true), (Need::Admin, false)]
+        for (need, viewer_may) in [(Need::Nobody, true), (Need::Viewer, true), (Need::Admin, false)]
         {
             assert_eq!(viewer.satisfies(need), viewer_may, "{need:?}");
             assert!(Role::Admin.satisfies(need), "{need:?}");
@@ -190,8 +189,18 @@ mod tests {
     #[test]
     fn nonsense_is_no_token() {
         for text in [
-            "", "wharf", "wharf.", "wharf.a.b", "wharf.a.b.", "wharf.a.b.c.d", "wharf.A.b.c",
-            "wharf.a/b.c.d", "wharf.a.b/c.d", "wharf.a.b.ü", "x.a.b.c", "wharf..b.c",
+            "",
+            "wharf",
+            "wharf.",
+            "wharf.a.b",
+            "wharf.a.b.",
+            "wharf.a.b.c.d",
+            "wharf.A.b.c",
+            "wharf.a/b.c.d",
+            "wharf.a.b/c.d",
+            "wharf.a.b.ü",
+            "x.a.b.c",
+            "wharf..b.c",
         ] {
             assert!(PresentedToken::parse(text).is_none(), "{text:?}");
         }

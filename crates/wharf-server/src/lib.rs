@@ -1,1 +1,225 @@
-//! Placeholder.
+//! The management server.
+//!
+//! [`start`] opens the store, makes what a first start needs, and brings up the parts: the event
+//! bus ([`events`]), the engine that owns clusters ([`engine`]), the janitor and the HTTP API
+//! ([`http`]). [`run`] is `start` for a process: with logs, signals and a line on what was started.
+//!
+//! **Invariant:** HTTP handlers hold no logic; they translate and call the functions of
+//! [`access`] and its like, which the console's pages will call too.
+//!
+//! Start reading at [`http::routes`] for what can be asked, at [`engine`] for what happens by
+//! itself.
+
+pub mod access;
+pub mod app;
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod events;
+pub mod http;
+mod janitor;
+mod logging;
+mod metrics;
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::JoinSet,
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use wharf_store::{Sealer, Store, StoreOptions};
+
+pub use app::App;
+pub use config::Config;
+pub use error::ServerError;
+
+use crate::{
+    access::{LoginLimits, Passwords, password, user},
+    app::AppState,
+    engine::{Engine, Member, Owned, new_server_id},
+    events::Hub,
+    http::{
+        listener::{self, Listeners},
+        routes, tls,
+    },
+    metrics::Metrics,
+};
+
+/// After the listeners have drained, for the engine to give back its lease and the store to close.
+const TASKS_END: Duration = Duration::from_secs(2);
+
+/// A server that runs.
+pub struct Running {
+    pub app: App,
+    pub address: SocketAddr,
+    /// The admin's password, if this start made it.
+    pub admin_password: Option<String>,
+    /// The authority to trust, if the server has its own.
+    pub authority_file: Option<std::path::PathBuf>,
+    tasks: JoinSet<()>,
+}
+
+/// Runs a server until SIGTERM or SIGINT.
+pub async fn run(config: Config) -> Result<(), ServerError> {
+    logging::init(&config.log)?;
+    let http = config.http;
+    let running = start(config).await?;
+    let scheme = if http { "http" } else { "https" };
+    tracing::info!(
+        address = %running.address,
+        server = %running.app.me,
+        version = env!("CARGO_PKG_VERSION"),
+        "serving {scheme}"
+    );
+    if let Some(password) = &running.admin_password {
+        // Not a log line: it goes to whoever started the server, and nowhere else.
+        println!("admin password: {password}");
+    }
+    wait_for_signal().await?;
+    tracing::info!("stopping");
+    running.stop().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Starts a server and returns once it takes requests.
+pub async fn start(config: Config) -> Result<Running, ServerError> {
+    let now = Timestamp::now();
+    let options = StoreOptions { location: config.store_location()? };
+    make_data_dir(&config)?;
+    let store = Store::open(&options).await?;
+    let sealer = Sealer::open(&store, &config.key_file).await?;
+    let passwords = Passwords::new().map_err(|e| ServerError::Internal(e.to_string()))?;
+    let admin_password = first_admin(&config, &store, &passwords).await?;
+
+    let hostname = hostname();
+    let tcp = listener::bind_tcp(config.listen).await?;
+    let address = tcp
+        .local_addr()
+        .map_err(|source| ServerError::Listen { address: config.listen, source })?;
+    let identity = match config.http {
+        true => None,
+        false => Some(tls::identity(&config, &hostname, now)?),
+    };
+    let unix = listener::bind_unix(&config.socket_path()).await?;
+
+    let (owned_sender, owned) = watch::channel(Owned::new());
+    let is_member = Arc::new(AtomicBool::new(false));
+    let me = Member {
+        id: new_server_id(&hostname),
+        address: address.to_string(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_at: now,
+    };
+    let metrics = Metrics::default();
+    metrics.start_time.set(now.as_millisecond() as f64 / 1000.0);
+    let app: App = Arc::new(AppState {
+        hub: Hub::new(store.clone(), store.revision().await?),
+        me: me.id.clone(),
+        store,
+        sealer,
+        metrics,
+        passwords,
+        login_limits: LoginLimits::new(),
+        owned,
+        stopping: CancellationToken::new(),
+        is_member: is_member.clone(),
+        config,
+    });
+    let engine = Engine { store: app.store.clone(), me, owned: owned_sender, is_member };
+    let listeners = Listeners {
+        tcp,
+        tls: identity.as_ref().map(|identity| TlsAcceptor::from(identity.server.clone())),
+        unix,
+    };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(app.hub.clone().run(app.stopping.clone()));
+    tasks.spawn(engine.run(app.stopping.clone()));
+    tasks.spawn(janitor::run(app.clone(), app.stopping.clone()));
+    tasks.spawn(listener::serve(app.clone(), routes::router(&app), listeners));
+    let authority_file = identity.and_then(|identity| identity.authority_file);
+    Ok(Running { app, address, admin_password, authority_file, tasks })
+}
+
+impl Running {
+    /// Stops in order, within 10 s: no new requests, open ones end, the lease goes back, the store
+    /// closes.
+    pub async fn stop(mut self) {
+        self.app.stopping.cancel();
+        let limit = listener::DRAIN + TASKS_END;
+        let ended = tokio::time::timeout(limit, async {
+            while let Some(ended) = self.tasks.join_next().await {
+                if let Err(error) = ended {
+                    tracing::error!(?error, "a part of the server failed");
+                }
+            }
+        });
+        if ended.await.is_err() {
+            tracing::warn!("a part of the server did not stop in time");
+        }
+        let socket = self.app.config.socket_path();
+        if let Err(error) = std::fs::remove_file(&socket) {
+            tracing::warn!(?error, path = %socket.display(), "the socket could not be removed");
+        }
+        self.app.store.close().await;
+    }
+}
+
+fn make_data_dir(config: &Config) -> Result<(), ServerError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let path = config.data_dir.clone();
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&path)
+        .map_err(|source| ServerError::File { action: "make the data directory", path, source })
+}
+
+async fn first_admin(
+    config: &Config,
+    store: &Store,
+    passwords: &Passwords,
+) -> Result<Option<String>, ServerError> {
+    let path = &config.admin_password_file;
+    let given = match path.as_os_str().is_empty() {
+        true => None,
+        false => Some(config::read_secret(path)?),
+    };
+    if let Some(given) = &given {
+        let length = given.chars().count();
+        if length < password::MIN_LENGTH {
+            let (path, min) = (path.clone(), password::MIN_LENGTH);
+            return Err(ServerError::WeakPassword { path, length, min });
+        }
+    }
+    user::bootstrap(store, passwords, given)
+        .await
+        .map_err(|error| ServerError::Internal(format!("{} {:?}", error.body.message, error.cause)))
+}
+
+fn hostname() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+    // The name goes into keys and certificates, so only what is safe in both stays.
+    let safe: String =
+        name.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.')).collect();
+    if tls::is_name(&safe) { safe } else { "localhost".to_owned() }
+}
+
+async fn wait_for_signal() -> Result<(), ServerError> {
+    let failed = |e: std::io::Error| ServerError::Internal(format!("cannot wait for signals: {e}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

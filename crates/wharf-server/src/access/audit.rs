@@ -1,0 +1,71 @@
+//! The record of who did what.
+
+use jiff::Timestamp;
+use rand::RngExt;
+use wharf_core::access::{AuditOutcome, AuditRecord};
+use wharf_store::{Page, Store, StoreResult, Stored, Txn};
+
+use crate::{access::Caller, app::AppState};
+
+/// An id that sorts by time; the random part keeps two of one millisecond apart.
+pub fn new_id(now: Timestamp) -> String {
+    let random: u32 = rand::rng().random();
+    format!("{:012x}{random:08x}", now.as_millisecond().max(0))
+}
+
+/// The smallest id of that time or later.
+fn id_at(time: Timestamp) -> String {
+    format!("{:012x}", time.as_millisecond().max(0))
+}
+
+pub fn record_of(caller: &Caller, action: &str, resource: &str, now: Timestamp) -> AuditRecord {
+    AuditRecord {
+        time: now,
+        user: caller.name.clone(),
+        origin: caller.origin.clone(),
+        request_id: caller.request_id.clone(),
+        action: action.to_owned(),
+        resource: resource.to_owned(),
+        cluster: None,
+        outcome: AuditOutcome::Done,
+    }
+}
+
+/// Records an attempt that was refused. That the record itself cannot be written is no reason to
+/// answer the caller differently; it is logged.
+pub async fn record_refusal(app: &AppState, caller: &Caller, action: &str, resource: &str) {
+    let now = Timestamp::now();
+    let record =
+        AuditRecord { outcome: AuditOutcome::Refused, ..record_of(caller, action, resource, now) };
+    if let Err(error) = app.commit_with(record, Txn::new(), now).await {
+        tracing::error!(?error, action, resource, "a refused attempt could not be recorded");
+    }
+}
+
+/// The newest records, older than `before` if given, and whether there are more.
+pub async fn list(
+    store: &Store,
+    before: Option<&str>,
+    limit: usize,
+) -> StoreResult<(Vec<Stored<AuditRecord>>, bool)> {
+    let after = before.map(|id| format!("audit/{id}"));
+    let listing = store.list("audit/", Page { after, limit, descending: true }).await?;
+    let records = listing.entries.iter().filter_map(|e| Stored::decode(e).ok()).collect();
+    Ok((records, listing.more))
+}
+
+/// Deletes records from before `time`, a bounded number at once; true if there may be more.
+pub async fn prune(store: &Store, time: Timestamp) -> StoreResult<bool> {
+    /// Well below the store's limit for one transaction.
+    const BATCH: usize = 100;
+    let page = Page { after: None, limit: BATCH, descending: false };
+    let listing = store.list("audit/", page).await?;
+    let end = format!("audit/{}", id_at(time));
+    let old: Vec<_> = listing.entries.into_iter().filter(|e| e.key < end).collect();
+    if old.is_empty() {
+        return Ok(false);
+    }
+    let full = old.len() == BATCH;
+    let txn = old.into_iter().fold(Txn::new(), |txn, entry| txn.delete(entry.key));
+    store.commit(txn).await.map(|_| full)
+}

@@ -1,0 +1,68 @@
+//! What every part of a running server shares.
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use wharf_core::{access::AuditRecord, cluster::ServerId};
+use wharf_store::{Outcome, Revision, Sealer, Store, Txn};
+
+use crate::{
+    access::{Caller, LoginLimits, Passwords, audit},
+    config::Config,
+    engine::Owned,
+    error::ApiResult,
+    events::Hub,
+    metrics::Metrics,
+};
+
+pub type App = Arc<AppState>;
+
+pub struct AppState {
+    pub config: Config,
+    pub me: ServerId,
+    pub store: Store,
+    pub sealer: Sealer,
+    pub hub: Hub,
+    pub metrics: Metrics,
+    pub passwords: Passwords,
+    pub login_limits: LoginLimits,
+    /// The clusters that this server works on.
+    pub owned: watch::Receiver<Owned>,
+    /// Set when the server begins to stop: `/readyz` says no, event streams end.
+    pub stopping: CancellationToken,
+    /// Whether the member's lease is held.
+    pub is_member: Arc<AtomicBool>,
+}
+
+impl AppState {
+    /// Commits what a caller asked for, together with the audit record of it.
+    ///
+    /// Flow: one transaction holds the change and its record, so neither is ever without the other.
+    pub async fn commit(
+        &self,
+        caller: &Caller,
+        action: &str,
+        resource: &str,
+        txn: Txn,
+        now: Timestamp,
+    ) -> ApiResult<Option<Revision>> {
+        let record = audit::record_of(caller, action, resource, now);
+        self.commit_with(record, txn, now).await
+    }
+
+    /// As [`Self::commit`], with a record that says more.
+    pub async fn commit_with(
+        &self,
+        record: AuditRecord,
+        txn: Txn,
+        now: Timestamp,
+    ) -> ApiResult<Option<Revision>> {
+        let txn = txn.write(&audit::new_id(now), &record, now, None)?;
+        match self.store.commit(txn).await? {
+            Outcome::Committed(revision) => Ok(Some(revision)),
+            Outcome::Refused => Ok(None),
+        }
+    }
+}

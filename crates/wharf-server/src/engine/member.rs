@@ -1,0 +1,31 @@
+//! A server as the others see it.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use wharf_core::{cluster::ServerId, record::Kind};
+use wharf_store::{Store, StoreResult};
+
+/// How long a server that is gone still counts. Short enough that another takes over within 10 s,
+/// long enough to survive two lost keep-alives on a busy machine.
+pub const MEMBER_TTL: Duration = Duration::from_secs(5);
+
+/// The record under a server's lease; it vanishes with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    pub id: ServerId,
+    pub address: String,
+    pub version: String,
+    pub started_at: Timestamp,
+}
+
+impl Kind for Member {
+    const KIND: &'static str = "member";
+}
+
+/// The servers that hold a lease now.
+pub async fn observe_members(store: &Store) -> StoreResult<Vec<ServerId>> {
+    let (members, _) = store.read_all::<Member>("").await?;
+    Ok(members.into_iter().flatten().map(|member| member.value.id).collect())
+}

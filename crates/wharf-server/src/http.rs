@@ -1,0 +1,19 @@
+//! The REST API over HTTP: routes, who may call them, and what goes over the wire.
+//!
+//! Start reading at [`routes`]: one list of all routes with the role that each needs.
+
+pub mod answer;
+pub mod audit;
+pub mod clusters;
+pub mod convert;
+pub mod docs;
+pub mod events;
+pub mod extract;
+pub mod health;
+pub mod layers;
+pub mod listener;
+pub mod members;
+pub mod routes;
+pub mod tls;
+pub mod tokens;
+pub mod users;

@@ -1,0 +1,243 @@
+//! All routes, each with the role that it needs. There is no other place where a route is made.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, Request, State},
+    http::{HeaderMap, Method, header},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+};
+use jiff::Timestamp;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::openapi::{
+    OpenApi, OpenApiBuilder, Paths, RefOr, Schema,
+    path::PathItem,
+    security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme},
+};
+use utoipa_axum::{router::UtoipaMethodRouter, routes};
+use wharf_api::error::ErrorCode;
+use wharf_core::access::{Need, Role, Scope};
+
+use super::{
+    audit, clusters, docs, events,
+    extract::Prefix,
+    health,
+    layers::{self, Peer, RequestId},
+    members, tokens, users,
+};
+use crate::{
+    access::{Caller, CallerKind, token, unauthorized},
+    app::App,
+    error::{ApiError, ApiResult},
+};
+
+/// The API, under both prefixes.
+fn api(app: &App) -> Table {
+    Table::new(app)
+        .add(Need::Nobody, routes!(docs::openapi))
+        .add(Need::Nobody, routes!(docs::page))
+        .add(Need::Nobody, routes!(health::version))
+        .add(Need::Nobody, routes!(users::act))
+        .add(Need::Viewer, routes!(users::whoami))
+        .add(Need::Admin, routes!(users::list, users::create))
+        .add(Need::Viewer, routes!(users::get))
+        .add(Need::Admin, routes!(users::update, users::delete))
+        .add(Need::Viewer, routes!(users::set_password))
+        .add(Need::Viewer, routes!(tokens::list, tokens::create))
+        .add(Need::Viewer, routes!(tokens::delete))
+        .add(Need::Admin, routes!(audit::list))
+        .add(Need::Viewer, routes!(events::stream))
+        .add(Need::Viewer, routes!(clusters::list))
+        .add(Need::Viewer, routes!(clusters::get))
+        .add(Need::Admin, routes!(members::list))
+}
+
+/// What is not part of the API: for machines that watch over the server.
+fn service(app: &App) -> Table {
+    Table::new(app)
+        .add(Need::Nobody, routes!(health::healthz))
+        .add(Need::Nobody, routes!(health::readyz))
+        .add(Need::Nobody, routes!(health::metrics))
+}
+
+/// One route as it stands in the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    pub method: Method,
+    /// The path below the prefix, with `{names}`.
+    pub path: String,
+    pub need: Need,
+}
+
+struct Table {
+    app: App,
+    router: Router<App>,
+    rows: Vec<Row>,
+    paths: Paths,
+    schemas: BTreeMap<String, RefOr<Schema>>,
+}
+
+impl Table {
+    fn new(app: &App) -> Self {
+        Self {
+            app: app.clone(),
+            router: Router::new(),
+            rows: Vec::new(),
+            paths: Paths::new(),
+            schemas: BTreeMap::new(),
+        }
+    }
+
+    fn add(mut self, need: Need, (schemas, paths, handler): UtoipaMethodRouter<App>) -> Self {
+        let guard = from_fn_with_state((self.app.clone(), need), admit);
+        let handler = handler.layer(guard);
+        for (path, mut item) in paths.paths {
+            self.router = self.router.route(&path, handler.clone());
+            for (method, operation) in operations(&mut item) {
+                self.rows.push(Row { method, path: path.clone(), need });
+                operation.security = Some(match need {
+                    Need::Nobody => Vec::new(),
+                    Need::Viewer | Need::Admin => {
+                        vec![SecurityRequirement::new(
+                            "bearer",
+                            [format!("{need:?}").to_lowercase()],
+                        )]
+                    }
+                });
+            }
+            match self.paths.paths.get_mut(&path) {
+                Some(known) => known.merge_operations(item),
+                None => {
+                    self.paths.paths.insert(path, item);
+                }
+            }
+        }
+        self.schemas.extend(schemas);
+        self
+    }
+}
+
+fn operations(
+    item: &mut PathItem,
+) -> impl Iterator<Item = (Method, &mut utoipa::openapi::path::Operation)> {
+    [
+        (Method::GET, &mut item.get),
+        (Method::POST, &mut item.post),
+        (Method::PUT, &mut item.put),
+        (Method::DELETE, &mut item.delete),
+    ]
+    .into_iter()
+    .filter_map(|(method, operation)| operation.as_mut().map(|operation| (method, operation)))
+}
+
+/// The rows of the API's table, for the test that calls every route in every role.
+pub fn rows(app: &App) -> Vec<Row> {
+    api(app).rows
+}
+
+/// The description of the API, made from the handlers themselves.
+pub fn openapi(app: &App) -> OpenApi {
+    let table = api(app);
+    let mut doc = OpenApiBuilder::new()
+        .info(
+            utoipa::openapi::InfoBuilder::new()
+                .title("Wharf")
+                .version(env!("CARGO_PKG_VERSION"))
+                .description(Some("Kubernetes clusters on machines you own."))
+                .build(),
+        )
+        .servers(Some([utoipa::openapi::Server::new(wharf_api::PREFIX)]))
+        .paths(table.paths)
+        .build();
+    let components = doc.components.get_or_insert_default();
+    components.schemas.extend(table.schemas);
+    let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    components.security_schemes.insert("bearer".to_owned(), bearer.into());
+    doc
+}
+
+/// Everything that the server serves.
+pub fn router(app: &App) -> Router {
+    let api = api(app).router;
+    let under = |prefix| api.clone().layer(axum::Extension(Prefix(prefix)));
+    service(app)
+        .router
+        .nest(wharf_api::PREFIX, under(wharf_api::PREFIX))
+        .nest(wharf_api::LEGACY_PREFIX, under(wharf_api::LEGACY_PREFIX))
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(app.config.limits.body_bytes))
+        .layer(from_fn_with_state(app.clone(), layers::time_limit))
+        .layer(CatchPanicLayer::custom(layers::caught_panic))
+        .layer(from_fn_with_state(app.clone(), layers::observe))
+        .with_state(app.clone())
+}
+
+async fn not_found() -> ApiError {
+    ApiError::new(ErrorCode::NotFound, "there is nothing at this path")
+        .hint(format!("{}/docs describes the API", wharf_api::PREFIX))
+}
+
+async fn wrong_method() -> ApiError {
+    ApiError::new(ErrorCode::MethodNotAllow, "this path does not take that method")
+        .hint(format!("{}/docs describes the API", wharf_api::PREFIX))
+}
+
+/// Lets a request through to its handler if the caller may. It runs before the body is read.
+async fn admit(
+    State((app, need)): State<(App, Need)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let (peer, id) = (request.extensions().get().cloned(), request.extensions().get().cloned());
+    let token = bearer(request.headers());
+    let caller = match caller_of(&app, peer, id, token).await {
+        Ok(caller) => caller,
+        Err(error) => return error.into_response(),
+    };
+    if let Err(error) = caller.require(need) {
+        return error.into_response();
+    }
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+async fn caller_of(
+    app: &App,
+    peer: Option<Peer>,
+    id: Option<RequestId>,
+    token: ApiResult<Option<String>>,
+) -> ApiResult<Caller> {
+    let origin = match &peer {
+        Some(Peer::Address(address)) => address.to_string(),
+        Some(Peer::Local) => "socket".to_owned(),
+        None => "unknown".to_owned(),
+    };
+    let request_id = id.map(|id| id.0).unwrap_or_default();
+    let caller = |name: String, role, kind| Caller { name, role, kind, origin, request_id };
+    if let Some(text) = token? {
+        let found = token::authenticate(&app.store, &text, Timestamp::now()).await?;
+        let (user, token) = found.ok_or_else(unauthorized)?;
+        let kind = CallerKind::User { token: token.id, until: token.expires_at };
+        return Ok(caller(user.id, user.value.role, kind));
+    }
+    if peer == Some(Peer::Local) {
+        return Ok(caller("local".to_owned(), Role::Admin, CallerKind::Local));
+    }
+    let nothing = Role::Viewer { clusters: Scope::Only(BTreeSet::new()) };
+    Ok(caller("nobody".to_owned(), nothing, CallerKind::Nobody))
+}
+
+/// The token in the header; a header that is there but no bearer token is not let through.
+fn bearer(headers: &HeaderMap) -> ApiResult<Option<String>> {
+    let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default();
+    match text.split_once(' ') {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => {
+            Ok(Some(token.trim().to_owned()))
+        }
+        _ => Err(unauthorized()),
+    }
+}

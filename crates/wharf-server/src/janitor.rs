@@ -1,0 +1,45 @@
+//! Clears away what has expired. Every server does it; doing it twice does no harm.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use wharf_store::StoreResult;
+
+use crate::{
+    access::{audit, token},
+    app::App,
+};
+
+const LIMITS_EVERY: Duration = Duration::from_secs(60);
+/// In units of `LIMITS_EVERY`: records may lie around for an hour.
+const RECORDS_EVERY: u32 = 60;
+
+pub async fn run(app: App, stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(LIMITS_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    for count in 0u32.. {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        app.login_limits.forget_quiet();
+        if count % RECORDS_EVERY == 0
+            && let Err(error) = clear_records(&app, Timestamp::now()).await
+        {
+            tracing::warn!(
+                ?error,
+                "old records could not be cleared away; they will be in an hour"
+            );
+        }
+    }
+}
+
+async fn clear_records(app: &App, now: Timestamp) -> StoreResult<()> {
+    token::prune(&app.store, now).await?;
+    let days = i64::from(app.config.audit.retention_days);
+    let kept = jiff::SignedDuration::from_hours(24 * days);
+    let oldest = now.checked_sub(kept).unwrap_or(Timestamp::MIN);
+    while audit::prune(&app.store, oldest).await? {}
+    Ok(())
+}

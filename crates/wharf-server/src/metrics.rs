@@ -1,0 +1,105 @@
+//! What `/metrics` tells, in Prometheus' text format.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    pub method: String,
+    /// The route's pattern, never the path itself: paths are without number.
+    pub route: String,
+    pub status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RouteLabels {
+    pub route: String,
+}
+
+pub struct Metrics {
+    registry: Registry,
+    pub requests: Family<RequestLabels, Counter>,
+    pub request_seconds: Family<RouteLabels, Histogram>,
+    pub connections: Gauge,
+    pub connections_refused: Counter,
+    pub event_streams: Gauge,
+    pub events_lost: Counter,
+    pub logins_refused: Counter,
+    pub clusters_owned: Gauge,
+    pub is_member: Gauge,
+    pub start_time: Gauge<f64, AtomicU64>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("wharf");
+        let metrics = Self {
+            requests: Family::default(),
+            // From a read out of memory to the limit of a request.
+            request_seconds: Family::new_with_constructor(|| {
+                Histogram::new([0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0])
+            }),
+            connections: Gauge::default(),
+            connections_refused: Counter::default(),
+            event_streams: Gauge::default(),
+            events_lost: Counter::default(),
+            logins_refused: Counter::default(),
+            clusters_owned: Gauge::default(),
+            is_member: Gauge::default(),
+            start_time: Gauge::default(),
+            registry: Registry::default(),
+        };
+        registry.register("http_requests", "Requests answered", metrics.requests.clone());
+        registry.register(
+            "http_request_seconds",
+            "Time from a request's head to its answer's head",
+            metrics.request_seconds.clone(),
+        );
+        registry.register("http_connections", "Open connections", metrics.connections.clone());
+        registry.register(
+            "http_connections_refused",
+            "Connections closed at once because there were too many",
+            metrics.connections_refused.clone(),
+        );
+        registry.register("event_streams", "Open event streams", metrics.event_streams.clone());
+        registry.register(
+            "events_lost",
+            "Times that a listener was too slow and lost events",
+            metrics.events_lost.clone(),
+        );
+        registry.register(
+            "logins_refused",
+            "Logins with a wrong name or password, or over the rate limit",
+            metrics.logins_refused.clone(),
+        );
+        registry.register(
+            "clusters_owned",
+            "Clusters that this server works on",
+            metrics.clusters_owned.clone(),
+        );
+        registry.register(
+            "member",
+            "1 while this server holds its lease as a member",
+            metrics.is_member.clone(),
+        );
+        registry.register(
+            "start_time_seconds",
+            "When this server started, in seconds since 1970",
+            metrics.start_time.clone(),
+        );
+        Self { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    pub fn render(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
