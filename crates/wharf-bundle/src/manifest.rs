@@ -137,7 +137,7 @@ impl Manifest {
             return Err(Error::Damaged(vec![Problem::too_large_manifest(metadata.len())]));
         }
         let bytes = std::fs::read(&path).at("read", &path)?;
-        Self::from_json(&bytes).map_err(|problems| Error::Damaged(problems))
+        Self::from_json(&bytes).map_err(Error::Damaged)
     }
 
     /// Reads a manifest and lists all that is wrong with it.

@@ -29,8 +29,8 @@ const FETCH_TIMEOUT_SECONDS: &str = "1800";
 const STALL_SECONDS: &str = "30";
 /// What curl answers when the server cannot continue a download in the middle.
 const CURL_NO_RANGE: [i32; 2] = [33, 36];
-/// What curl answers when the server says 404 and the like.
-const CURL_HTTP_ERROR: i32 = 22;
+/// What the server says when there is no such file.
+const HTTP_NOT_FOUND: &[u8] = b"404";
 
 /// Where release files are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -230,11 +230,11 @@ fn download(url: &str, to: &Path, limit: u64) -> Result<()> {
             return Ok(());
         }
         last = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if output.stdout == HTTP_NOT_FOUND {
+            let (file, place) = (url.to_owned(), url.to_owned());
+            return Err(Error::NotAtSource { file, place });
+        }
         match output.status.code() {
-            Some(CURL_HTTP_ERROR) if last.contains("404") => {
-                let (file, place) = (url.to_owned(), url.to_owned());
-                return Err(Error::NotAtSource { file, place });
-            }
             Some(code) if CURL_NO_RANGE.contains(&code) => _ = fs::remove_file(to),
             Some(_) => {}
             // Ended by a signal: whoever interrupted it does not want another try.
@@ -254,7 +254,7 @@ fn curl(url: &str, to: &Path, limit: u64) -> Command {
         .args(["--proto", "=http,https"])
         // An address that began with https must not be led away from it.
         .args(["--proto-redir", if url.starts_with("https:") { "=https" } else { "=http,https" }])
-        .arg("--output")
+        .args(["--write-out", "%{http_code}", "--output"])
         .arg(to)
         .args(["--url", url])
         .stdin(Stdio::null());

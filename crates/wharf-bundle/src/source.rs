@@ -5,9 +5,10 @@ use std::path::Path;
 
 use crate::cache::{self, Cached, ORIGIN_RELEASE};
 use crate::catalogue::{COMPONENTS, Component, KUBERNETES, compare_versions, this_arch};
+use crate::manifest::{MANIFEST_NAME, Manifest};
 use crate::mirror::{self, Base};
-use crate::place::Staging;
-use crate::{Error, Result};
+use crate::place::{self, Staging};
+use crate::{Bundle, Error, Placement, Result, archive};
 
 /// What the caller wants in the bundle.
 #[derive(Clone, Debug, Default)]
@@ -119,4 +120,58 @@ fn from_mirror(
         }
     }
     Ok(Gathered { components, _fetched: Some(fetched) })
+}
+
+/// Makes a bundle at `output`: an archive when the name ends in `.tar`, `.tar.gz` or `.tgz`, else a
+/// directory. A bundle directory as source is packed as it is.
+///
+/// # Errors
+/// The output exists, or the bundle cannot be made; nothing is left behind then.
+pub fn build_to(
+    from: &Base,
+    selection: &Selection,
+    by: &str,
+    output: &Path,
+    note: &mut dyn FnMut(&str),
+) -> Result<Manifest> {
+    place::refuse_existing(output)?;
+    if let Base::Directory(dir) = from
+        && dir.join(MANIFEST_NAME).exists()
+    {
+        return pack_again(&Bundle::open(dir)?, selection, output);
+    }
+    let gathered = gather(from, selection, output, note)?;
+    if !is_archive_name(output) {
+        let bundle = crate::build(&gathered.components, by, output, Placement::Copy)?;
+        return Ok(bundle.manifest().clone());
+    }
+    let staging = Staging::beside(output)?;
+    let dir = staging.path().join("bundle");
+    let bundle = crate::build(&gathered.components, by, &dir, Placement::Link)?;
+    note("packing …");
+    archive::pack(&bundle, output)?;
+    Ok(bundle.manifest().clone())
+}
+
+fn pack_again(bundle: &Bundle, selection: &Selection, output: &Path) -> Result<Manifest> {
+    let manifest = bundle.manifest();
+    let missing = |message| Err(Error::MissingComponent(message));
+    if let Some(wanted) = &selection.kubernetes
+        && *wanted != manifest.kubernetes
+    {
+        let found = &manifest.kubernetes;
+        return missing(format!("the bundle holds Kubernetes {found}, not {wanted}"));
+    }
+    if !selection.without.is_empty() || !is_archive_name(output) {
+        return missing("a finished bundle can only be packed whole into a .tar or .tar.gz".into());
+    }
+    archive::pack(bundle, output)?;
+    Ok(manifest.clone())
+}
+
+/// Whether a bundle of this name is one file.
+#[must_use]
+pub fn is_archive_name(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    [".tar", ".tar.gz", ".tgz"].iter().any(|end| name.ends_with(end))
 }
