@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use crate::command::{run_long, tool};
 use crate::paths::cache_dir;
 use crate::state::Lock;
+use crate::wait::wait_for;
 
 const SUITE: &str = "bookworm";
 
@@ -79,8 +80,9 @@ pub(crate) fn ensure() -> Result<PathBuf> {
         return Ok(root);
     }
     fs::create_dir_all(&cache).with_context(|| format!("cannot make {cache:?}"))?;
-    let _lock = Lock::take(&cache.join("lock"))?;
-    // Another process may have made it while this one waited.
+    let lock = cache.join("lock");
+    let what = "another process to make the base root";
+    let _lock = wait_for(what, BUILD_DEADLINE, || Lock::try_take(&lock))?;
     if root.is_dir() {
         return Ok(root);
     }

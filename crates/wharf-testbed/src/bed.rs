@@ -244,15 +244,24 @@ fn make(state: &State, base: &Path) -> Result<TestBed> {
     }
     let lines = known_hosts.iter().map(|(address, key)| format!("{address} {key}\n"));
     fs::write(paths.known_hosts(), lines.collect::<String>())?;
-    thread::scope(|scope| {
-        let starts: Vec<_> =
-            bed.hosts().iter().map(|host| scope.spawn(move || host.start())).collect();
-        starts.into_iter().try_for_each(|start| match start.join() {
-            Ok(result) => result,
-            Err(_) => bail!("the start of a host panicked"),
-        })
-    })?;
+    in_parallel(bed.hosts(), Host::start)?;
     Ok(bed)
+}
+
+/// Does the same to all hosts at the same time; gives the first error after all have ended.
+pub(crate) fn in_parallel(
+    hosts: &[Host],
+    action: impl Fn(&Host) -> Result<()> + Sync,
+) -> Result<()> {
+    let action = &action;
+    thread::scope(|scope| {
+        let running: Vec<_> = hosts.iter().map(|host| scope.spawn(move || action(host))).collect();
+        let results: Vec<Result<()>> = running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| bail!("a thread of the bed panicked")))
+            .collect();
+        results.into_iter().collect()
+    })
 }
 
 /// Makes a key pair without a passphrase at `path`.

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
@@ -123,7 +123,7 @@ impl Etcd {
         let health = format!("http://127.0.0.1:{}", self.ports.health);
         let cluster = format!("test={peer}");
         let mut command = Command::new(&self.binary);
-        // Settings of the caller's own etcd would win over nothing here, but mix with the rest.
+        // Without the caller's ETCD_… settings, which would mix with these.
         command.env_clear().arg("--data-dir").arg(self.data.path()).args(["--name", "test"]);
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
@@ -157,30 +157,13 @@ fn is_healthy(address: SocketAddr) -> bool {
     ask().is_ok_and(|answer| answer.contains(r#""health":"true""#))
 }
 
-/// `$WHARF_ETCD`, else the newest one among the built assets.
+/// `$WHARF_ETCD`, else the one among the built assets.
 fn find_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("WHARF_ETCD").map(PathBuf::from) {
         return if path.is_file() { Ok(path) } else { bail!("WHARF_ETCD names no file: {path:?}") };
     }
-    let assets = cache_dir()?.join("assets");
-    newest_below(&assets, "etcd", SEARCH_DEPTH).map(|(_, path)| path).with_context(|| {
-        format!("there is no etcd in {assets:?}: run `cargo xtask assets`, or set WHARF_ETCD")
+    wharf_bundle::cache::find("etcd").with_context(|| {
+        let place = cache_dir().map(|dir| dir.join("assets")).unwrap_or_default();
+        format!("there is no etcd in {place:?}: run `cargo xtask assets`, or set WHARF_ETCD")
     })
-}
-
-/// Assets lie at `<asset>/etcd` or `<asset>/bin/etcd`.
-const SEARCH_DEPTH: usize = 3;
-
-fn newest_below(directory: &Path, name: &str, depth: usize) -> Option<(SystemTime, PathBuf)> {
-    let entries = std::fs::read_dir(directory).ok()?.flatten();
-    entries
-        .filter_map(|entry| {
-            let (path, kind) = (entry.path(), entry.file_type().ok()?);
-            if kind.is_dir() && depth > 0 {
-                return newest_below(&path, name, depth - 1);
-            }
-            let wanted = kind.is_file() && entry.file_name() == name;
-            wanted.then(|| Some((entry.metadata().ok()?.modified().ok()?, path)))?
-        })
-        .max()
 }

@@ -8,11 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::mount::{UnmountFlags, unmount};
 
+use crate::bed::in_parallel;
 use crate::cgroup;
 use crate::host::Host;
 use crate::packages;
 use crate::paths::{BedPaths, RUN};
-use crate::state::{Condition, Lock, State, names};
+use crate::state::{Condition, HostState, Lock, State, names};
 use crate::wait::wait;
 
 /// The default of 128 is shared by all hosts, since they are one kernel's: the seventh failed to
@@ -57,13 +58,7 @@ pub(crate) fn remove_locked(name: &str, _lock: &Lock) -> Result<()> {
         for supervisor in state.hosts.iter().filter_map(|host| host.supervisor) {
             supervisor.kill()?;
         }
-        for host in &state.hosts {
-            if paths.disks.join(&host.name).exists() {
-                let host = Host::new(&state, host)?;
-                host.release()?;
-                host.remove_nspawn_marks();
-            }
-        }
+        release_hosts(&state, &paths)?;
         unmount_below(&paths.disks)?;
         state.network.remove()?;
         cgroup::remove(&state.cgroups)?;
@@ -78,6 +73,18 @@ pub(crate) fn remove_locked(name: &str, _lock: &Lock) -> Result<()> {
         restore_machine_limits()?;
     }
     Ok(())
+}
+
+/// All at the same time: each waits for the kernel most of the time.
+fn release_hosts(state: &State, paths: &BedPaths) -> Result<()> {
+    let made = |host: &&HostState| paths.disks.join(&host.name).exists();
+    let hosts = state.hosts.iter().filter(made).map(|host| Host::new(state, host));
+    let hosts: Vec<Host> = hosts.collect::<Result<_>>()?;
+    in_parallel(&hosts, |host| {
+        host.release()?;
+        host.remove_nspawn_marks();
+        Ok(())
+    })
 }
 
 fn unmount_below(directory: &Path) -> Result<()> {

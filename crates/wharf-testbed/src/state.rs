@@ -1,8 +1,9 @@
 //! The record of a bed: what exists, or is about to.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,10 @@ use crate::bed::Bind;
 use crate::network::Network;
 use crate::paths::{BedPaths, RUN, check_name};
 use crate::procfs::ProcessId;
+use crate::wait::wait;
+
+/// Others hold a lock while they remove a few beds; a minute each would be much.
+const LOCK_DEADLINE: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct State {
@@ -164,18 +169,24 @@ impl Lock {
     }
 
     pub fn take(path: &Path) -> Result<Self> {
+        let taken = wait(LOCK_DEADLINE, || Self::try_take(path))?;
+        taken.with_context(|| format!("another process holds {path:?} for {LOCK_DEADLINE:?}"))
+    }
+
+    /// `None` while somebody else has it.
+    pub fn try_take(path: &Path) -> Result<Option<Self>> {
         let file = File::options()
             .create(true)
             .truncate(false)
             .write(true)
             .open(path)
             .with_context(|| format!("cannot open {path:?}"))?;
-        // A signal that only sets a flag must not look like a failure.
-        while let Err(error) = file.lock() {
-            if error.kind() != std::io::ErrorKind::Interrupted {
-                return Err(error).with_context(|| format!("cannot lock {path:?}"));
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => {
+                Err(error).with_context(|| format!("cannot lock {path:?}"))
             }
         }
-        Ok(Self { _file: file })
     }
 }

@@ -8,8 +8,8 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use wharf_testbed::process::Process;
-use wharf_testbed::{Bind, HostOptions, Options, Power, TestBed, wait_for};
+use wharf_testbed::process::{Process, Signal};
+use wharf_testbed::{BedStatus, Bind, HostOptions, Options, Power, TestBed, wait_for};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -169,11 +169,16 @@ fn two_beds_live_side_by_side_with_hosts_of_the_same_name() {
     assert_leaves_nothing(one);
 }
 
+/// Runs one of the ignored tests below in a process of its own, which may be killed.
+fn in_a_process(test: &str) -> Process {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "--ignored", "--nocapture", test]);
+    Process::spawn(command).unwrap()
+}
+
 #[test]
 fn a_bed_whose_owner_was_killed_is_removed_by_the_next_start() {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "--ignored", "--nocapture", "holds_a_bed_until_it_is_killed"]);
-    let mut owner = Process::spawn(command).unwrap();
+    let mut owner = in_a_process("holds_a_bed_until_it_is_killed");
     owner.wait_for_output("holding.", 2 * SOON).unwrap();
     let line = owner.output();
     let words: Vec<&str> =
@@ -202,6 +207,29 @@ fn holds_a_bed_until_it_is_killed() {
     loop {
         thread::park();
     }
+}
+
+#[test]
+fn an_interrupted_start_leaves_nothing() {
+    let mut starter = in_a_process("starts_a_bed_and_is_interrupted");
+    let name = format!("interrupted-{}-0", starter.id());
+    wait_for("the first host to be started", SOON, || {
+        let on = |bed: &BedStatus| bed.name == name && bed.hosts.iter().any(|(_, _, on)| *on);
+        Ok(wharf_testbed::list()?.iter().any(on).then_some(()))
+    })
+    .unwrap();
+    starter.signal(Signal::INT).unwrap();
+    let status = starter.wait(SOON).unwrap();
+    let output = starter.output();
+    assert!(status.success() && output.contains("interrupted while waiting"), "{status}: {output}");
+    assert_eq!(traces(&name, "no bridge of this name"), Vec::<String>::new());
+}
+
+#[test]
+#[ignore = "started, and interrupted, by the test above"]
+fn starts_a_bed_and_is_interrupted() {
+    wharf_testbed::interrupt_on_signals().unwrap();
+    println!("\n{:#}", TestBed::start("interrupted", 2).unwrap_err());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The guard that ends a test's processes.
 
+#![allow(clippy::unwrap_used)]
+
 use std::process::Command;
 use std::time::Duration;
 
