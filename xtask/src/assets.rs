@@ -26,6 +26,8 @@ const MADE_BY: &str = concat!("wharf ", env!("CARGO_PKG_VERSION"));
 /// A build of minutes says that it is alive; a log of a build server stays short.
 const STILL_BUSY_EVERY: Duration = Duration::from_secs(60);
 
+const INTERRUPTED: &str = "interrupted; the next run goes on with this component";
+
 const LAYOUT: &str = "\
 Release files instead of own builds, below one base (a directory or an address):
   <base>/kubernetes/v<V>/bin/linux/<arch>/<program>               with <program>.sha256 beside it
@@ -222,13 +224,16 @@ fn make(cache: &Cache, job: &Job, title: &str, interrupt: &Interrupt) -> Result<
                 .join(format!("{}-{}.log", job.component.name, job.version));
             let progress = child::Progress::new(title, STILL_BUSY_EVERY);
             let workshop = go::Workshop::open(staged.path(), &log, interrupt, progress)?;
-            workshop
-                .build(job.component, &job.version)
-                .with_context(|| format!("{title} cannot be built; all of it: {}", log.display()))?
+            match workshop.build(job.component, &job.version) {
+                Err(_) if interrupt.is_set() => bail!(INTERRUPTED),
+                built => built.with_context(|| {
+                    format!("{title} cannot be built; all of it: {}", log.display())
+                })?,
+            }
         }
     };
     if interrupt.is_set() {
-        bail!("interrupted; the next run goes on from here");
+        bail!(INTERRUPTED);
     }
     Ok(Some(staged.finish(job.component, &job.version, &origin)?))
 }

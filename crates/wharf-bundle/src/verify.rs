@@ -5,9 +5,9 @@ use std::fmt;
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 
+use crate::Error;
 use crate::checksum::{Content, hash_files};
 use crate::manifest::{MANIFEST_NAME, MAX_FILES, MAX_MANIFEST_BYTES, Manifest, Mode};
-use crate::{Error, FORMAT};
 
 /// One thing that is wrong with a bundle. The text names the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,13 +58,12 @@ impl fmt::Display for Problem {
 /// be.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of the paths.
+/// Everything that is wrong, not only the first thing.
 pub fn verify(directory: &Path) -> Result<(), Vec<Problem>> {
     let manifest = Manifest::read(directory).map_err(|error| match error {
         Error::Damaged(problems) => problems,
         other => vec![Problem::BadManifest { reason: other.to_string() }],
     })?;
-    debug_assert_eq!(manifest.format, FORMAT);
     let mut problems = Vec::new();
     let mut found = walk(directory, &mut problems);
     let mut present = Vec::new();

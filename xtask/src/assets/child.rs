@@ -80,7 +80,7 @@ pub fn run(
         }
         if interrupt.is_set() {
             group.end();
-            bail!("interrupted; the next run goes on from here");
+            bail!("{name} was interrupted");
         }
         progress.tick();
         std::thread::sleep(LOOK_EVERY);
