@@ -225,8 +225,15 @@ fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
 fn store_exit(error: &StoreError) -> Exit {
     match error {
         StoreError::Unreachable { .. } => Exit::Unreachable,
-        StoreError::InUse { .. } | StoreError::Denied { .. } => Exit::Refused,
+        StoreError::InUse { .. } | StoreError::NotEmpty { .. } | StoreError::Denied { .. } => {
+            Exit::Refused
+        }
         StoreError::BadOptions(_) => Exit::Usage,
+        StoreError::Io { source, .. } => match source.kind() {
+            io::ErrorKind::NotFound => Exit::NotFound,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::AlreadyExists => Exit::Refused,
+            _ => Exit::Failed,
+        },
         _ => Exit::Failed,
     }
 }

@@ -52,7 +52,8 @@ fn render_arguments<'a>(text: &mut String, arguments: impl Iterator<Item = &'a A
             continue;
         }
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let _ = writeln!(rows, "| `{}` | {}{} |", spelling(arg), cell(&help), additions(arg));
+        let _ =
+            writeln!(rows, "| `{}` | {}{} |", cell(&spelling(arg)), cell(&help), additions(arg));
     }
     if !rows.is_empty() {
         let _ = write!(text, "\n| argument | meaning |\n|---|---|\n{rows}");

@@ -294,3 +294,48 @@ fn the_environment_names_the_server_too() {
     let version: serde_json::Value = serde_json::from_slice(&version.stdout).unwrap();
     assert_eq!(version["server"], version["client"]);
 }
+
+#[test]
+fn a_backup_of_a_running_server_comes_back_elsewhere() {
+    let mut world = World::with_server();
+    world.local(&["user", "add", "alice", "--role", "admin"]).ok();
+    let backup = ["store", "backup", "--output", "wharf.backup"];
+    let moved = world.local(&[&backup[..], &["-o", "json"]].concat()).json();
+    assert!(moved["records"].as_u64().unwrap() > 1, "{moved}");
+    world.local(&backup).fails(4, "");
+    world.local(&["user", "add", "too-late", "--role", "admin"]).ok();
+    let report = world.local(&["store", "check", "-o", "json"]).json();
+    assert_eq!(report["records"]["user"], 3, "{report}");
+    assert_eq!(report["problems"], serde_json::json!([]));
+
+    world.local(&["store", "restore", "wharf.backup"]).fails(4, "");
+    world.run(&["store", "restore", "nothing", "--data-dir", "new"]).fails(3, "");
+    world.run(&["store", "check", "--data-dir", "new"]).fails(3, "");
+    world.kill_server();
+    std::fs::rename(world.data_dir(), world.path("old")).unwrap();
+    let restored = world.local(&["store", "restore", "wharf.backup"]).ok();
+    assert!(restored.stderr.contains("seal.key"), "the key is no part of it: {restored:?}");
+    assert_eq!(world.local(&["store", "check"]).exit, 1, "the secrets cannot be opened");
+    world.local(&["server", "--listen", "127.0.0.1:0"]).fails(1, "--key-file");
+    std::fs::copy(world.path("old/seal.key"), world.data_dir().join("seal.key")).unwrap();
+    world.local(&["store", "check"]).ok();
+    world.start("127.0.0.1:0", &[]);
+    let users = world.local(&["user", "list", "-o", "json"]).json();
+    assert_eq!(names(&users), ["admin", "alice"]);
+}
+
+#[test]
+fn a_damaged_store_is_reported_and_ends_with_1() {
+    let mut world = World::with_server();
+    world.kill_server();
+    world.local(&["store", "check"]).ok();
+    std::fs::remove_file(world.data_dir().join("seal.key")).ok();
+    let file = std::fs::read_dir(world.data_dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.extension().is_some_and(|e| e == "db"))
+        .unwrap();
+    std::fs::write(&file, vec![b'x'; 8192]).unwrap();
+    let ran = world.local(&["store", "check"]).exits(1);
+    assert!(ran.stderr.contains("error: ") && ran.stderr.contains("hint: "), "{ran:?}");
+}
