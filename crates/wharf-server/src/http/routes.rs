@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::openapi::{
     OpenApi, OpenApiBuilder, Paths, RefOr, Schema,
-    path::PathItem,
+    path::{Operation, PathItem},
     security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme},
 };
 use utoipa_axum::{router::UtoipaMethodRouter, routes};
@@ -97,15 +97,7 @@ impl Table {
             self.router = self.router.route(&path, handler.clone());
             for (method, operation) in operations(&mut item) {
                 self.rows.push(Row { method, path: path.clone(), need });
-                operation.security = Some(match need {
-                    Need::Nobody => Vec::new(),
-                    Need::Viewer | Need::Admin => {
-                        vec![SecurityRequirement::new(
-                            "bearer",
-                            [format!("{need:?}").to_lowercase()],
-                        )]
-                    }
-                });
+                complete(operation, need);
             }
             match self.paths.paths.get_mut(&path) {
                 Some(known) => known.merge_operations(item),
@@ -119,9 +111,35 @@ impl Table {
     }
 }
 
+/// Adds to an operation's description what is the same for all: a name that is unique, the role,
+/// and a word for each status.
+fn complete(operation: &mut Operation, need: Need) {
+    operation.security = Some(match need {
+        Need::Nobody => Vec::new(),
+        Need::Viewer => vec![SecurityRequirement::new("bearer", ["viewer"])],
+        Need::Admin => vec![SecurityRequirement::new("bearer", ["admin"])],
+    });
+    let tag = operation.tags.iter().flatten().next().cloned().unwrap_or_default();
+    let name = operation.operation_id.take().unwrap_or_default();
+    operation.operation_id = Some(format!("{tag}_{name}"));
+    for (status, response) in &mut operation.responses.responses {
+        if let RefOr::T(response) = response
+            && response.description.is_empty()
+        {
+            response.description = match status.as_str() {
+                "200" => "Done",
+                "201" => "Made",
+                "204" => "Done; there is nothing to say",
+                _ => "Refused; the body says why",
+            }
+            .to_owned();
+        }
+    }
+}
+
 fn operations(
     item: &mut PathItem,
-) -> impl Iterator<Item = (Method, &mut utoipa::openapi::path::Operation)> {
+) -> impl Iterator<Item = (Method, &mut Operation)> {
     [
         (Method::GET, &mut item.get),
         (Method::POST, &mut item.post),
