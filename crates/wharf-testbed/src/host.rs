@@ -170,7 +170,36 @@ impl Host {
             bail!("{} has no init process: it is just starting or stopping", self.name);
         }
         hosts.into_iter().try_for_each(ProcessId::kill)?;
+        // Of a paused host nobody is left to go on but systemd-nspawn, which now has to end.
+        for cgroup in &self.cgroups {
+            let _ = fs::write(cgroup.join("cgroup.freeze"), "0");
+        }
         supervisor.wait_for_end(STOP_DEADLINE)
+    }
+
+    /// Stops every process of the host in the middle of what it does, as a hypervisor pauses a
+    /// machine. Its kernel, being ours, still takes connections; nobody answers on them.
+    pub fn pause(&self) -> Result<()> {
+        self.freeze(true)
+    }
+
+    /// Lets a paused host go on, as if no time had passed.
+    pub fn resume(&self) -> Result<()> {
+        self.freeze(false)
+    }
+
+    fn freeze(&self, frozen: bool) -> Result<()> {
+        let cgroup = self.cgroups.iter().find(|cgroup| cgroup.join("cgroup.freeze").exists());
+        let cgroup = cgroup.with_context(|| {
+            format!("cannot pause {}: it is off, or there is no unified cgroup tree", self.name)
+        })?;
+        let number = u8::from(frozen);
+        fs::write(cgroup.join("cgroup.freeze"), number.to_string())?;
+        let (events, wanted) = (cgroup.join("cgroup.events"), format!("frozen {number}"));
+        wait_for("the host's processes to stop or go on", STOP_DEADLINE, || {
+            let there = fs::read_to_string(&events)?.lines().any(|line| line == wanted);
+            Ok(there.then_some(()))
+        })
     }
 
     /// Shuts the host down in order.

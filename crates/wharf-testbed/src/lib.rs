@@ -18,6 +18,7 @@ mod base;
 mod bed;
 mod cgroup;
 mod command;
+pub mod debian;
 pub mod etcd;
 mod host;
 mod network;

@@ -122,6 +122,19 @@ fn assert_survives_a_power_cut(host: &wharf_testbed::Host) {
     assert_eq!(host.run(&["stat", "-c", "%s", "/var/lib/kubelet/disk"]).unwrap(), "1048576");
 }
 
+fn assert_pauses(host: &wharf_testbed::Host) {
+    let boot = host.boot_id().unwrap();
+    host.pause().unwrap();
+    assert!(host.ssh(&["true"]).is_err());
+    assert_eq!(host.power().unwrap(), Power::On);
+    host.resume().unwrap();
+    assert_eq!(host.boot_id().unwrap(), boot);
+    // A paused host must not be in the way of its own end.
+    host.pause().unwrap();
+    host.power_cut().unwrap();
+    host.start().unwrap();
+}
+
 #[test]
 fn three_hosts_are_machines_that_reboot_lose_power_and_are_cut_off() {
     let shared = tempfile::tempdir().unwrap();
@@ -152,6 +165,7 @@ fn three_hosts_are_machines_that_reboot_lose_power_and_are_cut_off() {
     thread::scope(|scope| {
         scope.spawn(|| assert_reboots(a));
         scope.spawn(|| assert_survives_a_power_cut(b));
+        scope.spawn(|| assert_pauses(c));
     });
     assert!(reaches(a, b));
     assert_leaves_nothing(bed);

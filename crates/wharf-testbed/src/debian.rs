@@ -1,0 +1,72 @@
+//! Debian's packages, installed where we may.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::command::{find_tool, run_long, tool};
+
+const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Makes sure of tools (by name) and files (by path), each with the package that brings it.
+///
+/// As root they are installed; otherwise the error is one sentence that names the packages.
+pub fn ensure(purpose: &str, needs: &[(&str, &'static str)]) -> Result<()> {
+    let missing = missing(needs);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let list = missing.join(" ");
+    if !rustix::process::geteuid().is_root() || find_tool("apt-get").is_none() {
+        bail!("{purpose} needs these Debian packages: {list}; as root: apt-get install {list}");
+    }
+    eprintln!("installing {list}");
+    install(&missing)
+}
+
+/// The packages of what is not there.
+pub fn missing(needs: &[(&str, &'static str)]) -> Vec<&'static str> {
+    let there = |need: &str| match need.starts_with('/') {
+        true => Path::new(need).exists(),
+        false => find_tool(need).is_some(),
+    };
+    let mut packages: Vec<&str> =
+        needs.iter().filter(|(need, _)| !there(need)).map(|(_, package)| *package).collect();
+    packages.dedup();
+    packages
+}
+
+/// Installs packages; root only.
+pub fn install(packages: &[&str]) -> Result<()> {
+    let log = tempfile::NamedTempFile::new()?;
+    let apt_get = |arguments: &[&str]| {
+        let mut command = tool("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qy").args(arguments);
+        run_long(&mut command, log.path(), INSTALL_DEADLINE)
+    };
+    let install = [&["install", "--no-install-recommends"], packages].concat();
+    // The first try is without `update`: most machines have fresh enough lists, and it is slow.
+    if apt_get(&install).is_ok() {
+        return Ok(());
+    }
+    apt_get(&["update"])?;
+    apt_get(&install)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::missing;
+
+    #[test]
+    fn only_what_is_not_there_is_missing_and_each_package_once() {
+        let needs = [
+            ("sh", "dash"),
+            ("/etc/passwd", "base-passwd"),
+            ("no-such-tool", "pack-a"),
+            ("no-such-tool-either", "pack-a"),
+            ("/no/such/file", "pack-b"),
+        ];
+        assert_eq!(missing(&needs), ["pack-a", "pack-b"]);
+    }
+}
