@@ -69,20 +69,29 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 }
 
 fn render(error: &anyhow::Error, explained: &Explained) -> String {
-    let mut text = format!("error: {error}");
-    let mut last = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        // Libraries like to repeat the cause in their own text; once is enough.
-        if !last.ends_with(&cause) {
-            let _ = write!(text, ": {cause}");
-        }
-        last = cause;
-    }
+    let mut text = format!("error: {}", render_causes(error));
     for detail in &explained.details {
         let _ = write!(text, "\n  {detail}");
     }
     if let Some(hint) = &explained.hint {
         let _ = write!(text, "\nhint: {hint}");
+    }
+    text
+}
+
+/// The error and its causes in one line.
+pub fn render_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    let mut causes: Vec<&(dyn StdError + 'static)> = error.chain().skip(1).collect();
+    // The HTTP library tells its whole way down; only where it ended is news.
+    if let Some(http) = causes.iter().position(|cause| cause.is::<reqwest::Error>()) {
+        causes.drain(http..causes.len() - 1);
+    }
+    for cause in causes.iter().map(ToString::to_string) {
+        // Others repeat the cause in their own text; once is enough.
+        if !text.ends_with(&cause) {
+            let _ = write!(text, ": {cause}");
+        }
     }
     text
 }
@@ -276,6 +285,30 @@ mod tests {
         {
             assert_eq!(explain(&api(ErrorCode::Unknown, status)).exit as u8, exit, "{status}");
         }
+    }
+
+    async fn ask(url: &str, timeout: std::time::Duration) -> reqwest::Error {
+        let client = reqwest::Client::builder().tls_certs_only([]).no_proxy().timeout(timeout);
+        client.build().unwrap().get(url).send().await.unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn servers_that_are_away_are_told_from_those_that_are_silent() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        let source = ask(&url, std::time::Duration::from_millis(50)).await;
+        let error = ClientError::TimedOut { at: At::Url(url.clone()), source };
+        assert_eq!(explain(&error.into()).exit as u8, 6);
+
+        drop(silent);
+        let source = ask(&url, std::time::Duration::from_secs(30)).await;
+        let error = ClientError::Unreachable { at: At::Url(url.clone()), source }.into();
+        assert_eq!(explain(&error).exit as u8, 5);
+        let text = render_causes(&error);
+        assert_eq!(
+            text,
+            format!("cannot reach the server at {url}: Connection refused (os error 111)")
+        );
     }
 
     #[test]

@@ -8,14 +8,17 @@ use serde::Serialize;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Format {
-    /// Columns for people.
+    // Columns for people. (Not a doc comment: it would blow up the help of every command.)
     #[default]
     Table,
-    /// The API's resources: an array for a list.
+    // The API's resources: an array for a list.
     Json,
-    /// The same as YAML.
+    // The same as YAML.
     Yaml,
 }
+
+/// Two blanks tell columns apart where a cell may hold one.
+const COLUMN_GAP: u16 = 2;
 
 /// Stdout cannot be written; a type of its own so that a closed pipe is told from other faults.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +39,7 @@ pub fn list<T: Serialize, const N: usize>(
             for item in items {
                 table.add_row(row(item));
             }
-            line(&table.trim_fmt())
+            line(&render(table))
         }
         Format::Json | Format::Yaml => data(format, &items),
     }
@@ -54,7 +57,7 @@ pub fn one<T: Serialize>(
             for (name, value) in fields(item) {
                 table.add_row([format!("{name}:"), value]);
             }
-            line(&table.trim_fmt())
+            line(&render(table))
         }
         Format::Json | Format::Yaml => data(format, item),
     }
@@ -100,4 +103,11 @@ fn plain_table() -> Table {
         table.force_no_tty();
     }
     table
+}
+
+fn render(mut table: Table) -> String {
+    for column in table.column_iter_mut() {
+        column.set_padding((0, COLUMN_GAP));
+    }
+    table.trim_fmt()
 }

@@ -26,7 +26,8 @@ pub struct Wish {
     /// Address of the server, as https://host:8443 [env: WHARF_SERVER]
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
-    /// Token for --server [env: WHARF_TOKEN]
+    /// Token for --server; the environment keeps it out of the list of processes
+    /// [env: WHARF_TOKEN]
     #[arg(long, global = true, value_name = "TOKEN")]
     pub token: Option<String>,
     /// Certificate (PEM) of the only authority to trust for --server [env: WHARF_CA]
@@ -58,10 +59,7 @@ impl Wish {
             ("--context", self.context.is_some()),
         ];
         match given.into_iter().find(|(_, given)| *given) {
-            Some((option, _)) => {
-                Err(Told::usage(format!("`{command}` works on this machine and takes no {option}"))
-                    .into())
-            }
+            Some((option, _)) => Err(Told::usage(format!("`{command}` takes no {option}")).into()),
             None => Ok(()),
         }
     }

@@ -165,7 +165,7 @@ pub fn fault_hint(fault: &CertificateError, url: &str) -> String {
             "use a name or address that is in the server's certificate, or add this one to `tls.names` of the server's configuration".to_owned()
         }
         _ => format!(
-            "the server's authority is not the one that is trusted; if it was set up anew, log in again with `wharf login --server {url}`, otherwise somebody may be in between"
+            "the server's authority is not trusted here: log in (again) with `wharf login --server {url}` and compare its fingerprint, or name it with --ca"
         ),
     }
 }

@@ -94,7 +94,7 @@ fn the_help_of_local_commands_offers_no_remote_server_but_sees_one_that_is_given
     let help =
         |name: &str| root.find_subcommand(name).unwrap().clone().render_long_help().to_string();
     assert!(help("audit").contains("--token"));
-    for name in ["server", "agent", "bundle", "store", "completion"] {
+    for name in ["server", "agent", "context", "bundle", "store", "completion"] {
         assert!(!help(name).contains("--token"), "{name}");
         assert!(help(name).contains("--data-dir"), "{name}");
     }

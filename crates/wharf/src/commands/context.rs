@@ -6,10 +6,11 @@ use serde::Serialize;
 
 use crate::{
     ask,
+    cli::Local,
     context::{self, Context, Contexts},
     failure::{Exit, Told},
     output::{self, Format},
-    target,
+    target::{self, Wish},
 };
 
 /// Choose between the servers that you have logged in to
@@ -20,6 +21,8 @@ use crate::{
 pub struct ContextArgs {
     #[command(subcommand)]
     verb: Verb,
+    #[command(flatten)]
+    _local: Local,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -58,7 +61,8 @@ struct Shown<'a> {
     pinned: bool,
 }
 
-pub fn run(args: &ContextArgs, format: Format) -> Result<()> {
+pub fn run(args: &ContextArgs, wish: &Wish, format: Format) -> Result<()> {
+    wish.refuse_remote("wharf context")?;
     let path = context::default_path(target::var);
     match &args.verb {
         Verb::List => list(&context::load(&path)?, format),

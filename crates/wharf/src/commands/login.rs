@@ -45,7 +45,7 @@ pub struct LoginArgs {
     #[arg(long, value_name = "FILE")]
     password_file: Option<PathBuf>,
     /// Trust the server's authority if it has this SHA-256 fingerprint, and refuse any other
-    #[arg(long, value_name = "SHA256", value_parser = parse_fingerprint, conflicts_with = "ca")]
+    #[arg(long, value_name = "SHA256", value_parser = parse_fingerprint)]
     fingerprint: Option<Fingerprint>,
     /// Trust the authority that the server shows without asking
     #[arg(long)]
@@ -145,16 +145,19 @@ async fn choose_authority(
     if url.scheme() == "http" {
         return Ok(None);
     }
-    if let Some(file) = wish.ca.clone().or_else(|| Wish::from_env(target::var).ca) {
-        return target::read_ca(&file).map(Some);
-    }
     if let Some(wanted) = args.fingerprint {
+        if wish.ca.is_some() {
+            return Err(Told::usage("--ca and --fingerprint cannot be used together").into());
+        }
         let shown = trust::fetch_authority(&url).await?;
         return if shown.fingerprint == wanted {
             Ok(Some(shown.pem))
         } else {
             Err(mismatch(&shown, wanted).into())
         };
+    }
+    if let Some(file) = wish.ca.clone().or_else(|| Wish::from_env(target::var).ca) {
+        return target::read_ca(&file).map(Some);
     }
     for known in [place.pinned.clone(), None] {
         match connect(&place.url, known.clone())?.get::<Version>("/version").await {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use wharf_api::{
-    client::Client,
+    client::{At, Client},
     resource::Collection,
     user::{ChangePassword, CreateUser, RoleName, User},
 };
@@ -69,9 +69,7 @@ enum Verb {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Role {
-    /// Everything
     Admin,
-    /// Look at clusters, change nothing
     Viewer,
 }
 
@@ -154,11 +152,13 @@ async fn passwd(
     file: Option<PathBuf>,
     old_file: Option<PathBuf>,
 ) -> anyhow::Result<()> {
-    let me = own_name(client, "`wharf user passwd NAME`").await;
-    let (name, own) = match (name, me) {
-        (Some(name), Ok(me)) => (name.clone(), name == me),
-        (Some(name), Err(_)) => (name, false),
-        (None, me) => (me?, true),
+    let (name, own) = match (name, client.at()) {
+        (Some(name), At::Socket(_)) => (name, false),
+        (name, _) => {
+            let me = own_name(client, "`wharf user passwd NAME`").await?;
+            let own = name.as_ref().is_none_or(|name| *name == me);
+            (name.unwrap_or(me), own)
+        }
     };
     let old_password = if own || old_file.is_some() {
         let prompt = format!("Present password of {name}: ");

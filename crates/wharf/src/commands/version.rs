@@ -6,6 +6,7 @@ use serde::Serialize;
 use wharf_api::{client::ClientError, server::Version};
 
 use crate::{
+    failure,
     output::{self, Format},
     target::{self, Wish},
 };
@@ -31,7 +32,7 @@ pub async fn run(args: &VersionArgs, wish: &Wish, format: Format) -> anyhow::Res
     let client = Version { version: env!("CARGO_PKG_VERSION").to_owned() };
     let (server, trouble) = match ask_server(args, wish).await {
         Ok(server) => (server, None),
-        Err(error) => (None, Some(format!("{error:#}"))),
+        Err(error) => (None, Some(failure::render_causes(&error))),
     };
     output::one(format, &Versions { client, server }, |versions| {
         let mut fields = vec![("Client", versions.client.version.clone())];

@@ -183,6 +183,18 @@ fn an_authority_that_changed_is_an_error_until_the_next_login() {
 }
 
 #[test]
+fn plain_http_is_for_loopback() {
+    let mut world = World::empty();
+    world.start("127.0.0.1:0", &["--http"]);
+    let (url, file) = (format!("http://{}", world.address()), world.password_file());
+    let login = ["login", "--server", &url, "--context", "plain", "--password-file", "-"];
+    world.run_with_input(&login, PASSWORD).ok();
+    world.run(&["user", "list", "--context", "plain"]).ok();
+    let https = url.replace("http:", "https:");
+    world.run(&["login", "--server", &https, "--password-file", &file, "--yes"]).fails(5, "");
+}
+
+#[test]
 fn a_server_that_is_not_there_is_unreachable() {
     let mut world = World::with_server();
     world.kill_server();
