@@ -61,6 +61,14 @@ pub struct AssetsArgs {
     json: bool,
 }
 
+impl Default for AssetsArgs {
+    /// The default bundle, built here.
+    fn default() -> Self {
+        let kubernetes = vec![KUBERNETES.version.to_owned()];
+        Self { kubernetes, only: Vec::new(), from: Vec::new(), json: false }
+    }
+}
+
 /// One component in one version that the caller wants.
 struct Job {
     component: &'static Component,

@@ -33,6 +33,7 @@ mod wait;
 pub use bed::{Bind, HostOptions, Options, TestBed};
 pub use host::{Host, Power};
 pub use paths::cache_dir;
+pub use procfs::ProcessId;
 pub use remove::{reap_abandoned, remove};
 pub use state::{BedStatus, Condition, list};
 pub use wait::{interrupt_on_signals, wait_for};

@@ -16,13 +16,14 @@ const DEATH_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A process that stays the same one: its number alone may have been given to another since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ProcessId {
-    pub pid: i32,
+pub struct ProcessId {
+    pub(crate) pid: i32,
     /// In clock ticks since the machine's boot.
     start_time: u64,
 }
 
 impl ProcessId {
+    /// The process that has this number now.
     pub fn of(pid: i32) -> Option<Self> {
         Some(Self { pid, start_time: Stat::read(pid)?.start_time })
     }
@@ -40,15 +41,25 @@ impl ProcessId {
 
     /// Kills the process, unless the number now belongs to another one, and waits for its end.
     pub fn kill(self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.wait_for_end(DEATH_DEADLINE)
+    }
+
+    /// Asks the process to end, and kills it if it has not within the deadline.
+    pub fn terminate(self, deadline: Duration) -> Result<()> {
+        self.signal(Signal::TERM)?;
+        self.wait_for_end(deadline).or_else(|_| self.kill())
+    }
+
+    fn signal(self, signal: Signal) -> Result<()> {
         let Some(pid) = Pid::from_raw(self.pid) else { bail!("{} is no process id", self.pid) };
         // From here on the handle means one process for ever, so the check cannot go stale.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(()) };
         if !self.is_alive() {
             return Ok(());
         }
-        pidfd_send_signal(&handle, Signal::KILL)
-            .with_context(|| format!("cannot kill process {}", self.pid))?;
-        self.wait_for_end(DEATH_DEADLINE)
+        pidfd_send_signal(&handle, signal)
+            .with_context(|| format!("cannot signal process {}", self.pid))
     }
 
     pub fn wait_for_end(self, deadline: Duration) -> Result<()> {

@@ -1,0 +1,35 @@
+//! What the other commands need on this machine, installed where we may.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Result, bail};
+use wharf_testbed::debian;
+
+/// The version that the configuration in `deny.toml` was written for.
+const CARGO_DENY: &str = "0.20.2";
+
+/// What cargo needs to build the workspace.
+pub fn ensure_build() -> Result<()> {
+    debian::ensure(
+        "building Wharf",
+        &[("protoc", "protobuf-compiler"), ("cc", "gcc"), ("git", "git")],
+    )
+}
+
+/// The licence and ban checker, built once into the cache.
+pub fn ensure_cargo_deny() -> Result<PathBuf> {
+    let root = wharf_testbed::cache_dir()?.join("tools").join(format!("cargo-deny-{CARGO_DENY}"));
+    let program = root.join("bin/cargo-deny");
+    if program.exists() {
+        return Ok(program);
+    }
+    eprintln!("building cargo-deny {CARGO_DENY}, once");
+    let status = Command::new(env!("CARGO"))
+        .args(["install", "--quiet", "--locked", "cargo-deny", "--version", CARGO_DENY, "--root"])
+        .arg(&root)
+        .status()?;
+    if !status.success() {
+        bail!("cargo-deny {CARGO_DENY} could not be built");
+    }
+    Ok(program)
+}
