@@ -1,8 +1,8 @@
 //! What commands print: tables for people, the API's resources as JSON or YAML for programs.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{Table, presets};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -93,15 +93,11 @@ pub fn time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
-/// Without borders and colour; as wide as its contents in a pipe, wrapped on a terminal.
+/// Without borders and colour, and as wide as its contents: a terminal wraps lines better than
+/// cells are wrapped, and a line stays a record.
 fn plain_table() -> Table {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    if io::stdout().is_terminal() {
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-    } else {
-        table.force_no_tty();
-    }
+    table.load_style(presets::NOTHING).force_no_tty();
     table
 }
 
@@ -110,4 +106,22 @@ fn render(mut table: Table) -> String {
         column.set_padding((0, COLUMN_GAP));
     }
     table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_a_line_for_each_row_with_columns_under_their_heads() {
+        let mut table = plain_table();
+        table.set_header(["NAME", "WHAT IT IS"]);
+        table.add_row(["a", &"long ".repeat(60)]).add_row(["b", ""]);
+        let text = render(table);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(lines[0], "NAME  WHAT IT IS");
+        assert!(lines[1].starts_with("a     long long"), "{text}");
+        assert_eq!(lines[2], "b");
+    }
 }
