@@ -52,6 +52,9 @@ pub enum StoreError {
     },
     #[error("the store's configuration is wrong: {0}")]
     BadOptions(String),
+    /// A restore only fills what is empty.
+    #[error("{what} is not empty")]
+    NotEmpty { what: String },
     #[error("the store is shutting down")]
     Closed,
     #[error("the store failed")]
@@ -83,6 +86,9 @@ impl StoreError {
             StoreError::DiskFull(_) => "free space on the disk that holds the data directory; nothing acknowledged was lost".to_owned(),
             StoreError::ReadOnly { .. } => "check the mount options and the permissions of the data directory".to_owned(),
             StoreError::Damaged { .. } => "run `wharf store check`, then restore the newest backup with `wharf store restore`".to_owned(),
+            StoreError::NotEmpty { .. } => {
+                "restore into a new place, then start the server there".to_owned()
+            }
             StoreError::Unreachable { .. } => "check the addresses in --store, the network, and whether etcd has a quorum".to_owned(),
             StoreError::Denied { .. } => "check the etcd user name and password, and the role's rights on the prefix /wharf/".to_owned(),
             StoreError::KeyMissing { .. } => "put the original key file back, or name it with --key-file; a new key cannot open the sealed records".to_owned(),

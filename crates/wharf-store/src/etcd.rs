@@ -124,6 +124,7 @@ impl Etcd {
     }
 
     pub(crate) async fn commit(&self, txn: &Txn) -> StoreResult<Outcome> {
+        self.ensure_open()?;
         let mut compares = Vec::with_capacity(txn.compares.len());
         for compare in &txn.compares {
             match self.compare(compare) {
@@ -195,6 +196,7 @@ impl Etcd {
     }
 
     pub(crate) async fn keep_alive(&self, lease: LeaseId) -> StoreResult<()> {
+        self.ensure_open()?;
         let kept = self
             .shared
             .connections
@@ -210,6 +212,7 @@ impl Etcd {
     }
 
     pub(crate) async fn revoke_lease(&self, lease: LeaseId) -> StoreResult<()> {
+        self.ensure_open()?;
         let revoked = self
             .shared
             .connections
@@ -277,11 +280,13 @@ impl Etcd {
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
-        if self.shared.closed.is_cancelled() {
-            return Err(StoreError::Closed);
-        }
+        self.ensure_open()?;
         let connections = &self.shared.connections;
         connections.call(repeat, request).await.map_err(|error| connections.explain(error))
+    }
+
+    fn ensure_open(&self) -> StoreResult<()> {
+        if self.shared.closed.is_cancelled() { Err(StoreError::Closed) } else { Ok(()) }
     }
 
     fn entry(&self, kv: KeyValue) -> StoreResult<Entry> {

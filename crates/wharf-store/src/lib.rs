@@ -15,6 +15,7 @@
 //!
 //! Start reading at [`Store`], then `embedded.rs` and `etcd.rs`.
 
+pub mod backup;
 mod embedded;
 pub mod error;
 mod etcd;

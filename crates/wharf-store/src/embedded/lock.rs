@@ -14,13 +14,13 @@ use crate::error::{StoreError, StoreResult};
 const LOCK_FILE: &str = "wharf.lock";
 
 /// Held as long as the store is open; the kernel gives it up when the process dies.
-pub(super) struct DirLock {
+pub(crate) struct DirLock {
     _file: File,
 }
 
 impl DirLock {
     /// Takes the directory for this process, and leaves its id for whoever comes second.
-    pub(super) fn take(data_dir: &Path) -> StoreResult<DirLock> {
+    pub(crate) fn take(data_dir: &Path) -> StoreResult<DirLock> {
         let path = data_dir.join(LOCK_FILE);
         let mut file = OpenOptions::new()
             .read(true)

@@ -61,7 +61,7 @@ impl Readers {
     }
 }
 
-pub(super) fn get(conn: &Connection, key: &str) -> rusqlite::Result<Option<Entry>> {
+pub(crate) fn get(conn: &Connection, key: &str) -> rusqlite::Result<Option<Entry>> {
     conn.prepare_cached(
         "SELECT kv.created, kv.log, log.value FROM kv JOIN log ON log.id = kv.log WHERE kv.key = ?1",
     )?
