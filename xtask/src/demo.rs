@@ -104,6 +104,7 @@ impl Demo {
         println!("address:   {}", state.url);
         println!("user:      admin");
         println!("password:  {}", password.trim());
+        println!("authority: {}", data.join("tls/ca.pem").display());
         println!("data:      {}", data.display());
         println!("log:       {}", self.dir.join("server.log").display());
         println!();

@@ -14,8 +14,15 @@ use wharf_store::{EtcdOptions, StoreLocation};
 
 /// Variables with our prefix that are not configuration of the server: the command line's and the
 /// build's.
-const OTHER_VARIABLES: &[&str] =
-    &["WHARF_SERVER", "WHARF_TOKEN", "WHARF_CA", "WHARF_CONTEXTS", "WHARF_CACHE", "WHARF_CONFIG"];
+const OTHER_VARIABLES: &[&str] = &[
+    "WHARF_SERVER",
+    "WHARF_TOKEN",
+    "WHARF_CA",
+    "WHARF_CONTEXT",
+    "WHARF_CONTEXTS",
+    "WHARF_CACHE",
+    "WHARF_CONFIG",
+];
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

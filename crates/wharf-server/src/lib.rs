@@ -63,7 +63,7 @@ pub struct Running {
     /// The admin's password, if this start made it.
     pub admin_password: Option<String>,
     /// The authority to trust, if the server has its own.
-    pub authority_file: Option<std::path::PathBuf>,
+    pub authority: Option<tls::Authority>,
     tasks: JoinSet<()>,
 }
 
@@ -79,6 +79,10 @@ pub async fn run(config: Config) -> Result<(), ServerError> {
         version = env!("CARGO_PKG_VERSION"),
         "serving {scheme}"
     );
+    if let Some(authority) = &running.authority {
+        let file = authority.file.display();
+        tracing::info!(sha256 = authority.fingerprint, %file, "clients trust this authority");
+    }
     if let Some(password) = &running.admin_password {
         // Not a log line: it goes to whoever started the server, and nowhere else.
         println!("admin password: {password}");
@@ -145,8 +149,8 @@ pub async fn start(config: Config) -> Result<Running, ServerError> {
     tasks.spawn(engine.run(app.stopping.clone()));
     tasks.spawn(janitor::run(app.clone(), app.stopping.clone()));
     tasks.spawn(listener::serve(app.clone(), routes::router(&app), listeners));
-    let authority_file = identity.and_then(|identity| identity.authority_file);
-    Ok(Running { app, address, admin_password, authority_file, tasks })
+    let authority = identity.and_then(|identity| identity.authority);
+    Ok(Running { app, address, admin_password, authority, tasks })
 }
 
 impl Running {

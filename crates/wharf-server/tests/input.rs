@@ -187,7 +187,7 @@ async fn https_is_served_with_an_authority_of_the_servers_own_that_stays() {
     let mut server = TestServer::start_with(|config| config.http = false).await;
     assert!(server.base.starts_with("https://"));
     assert_eq!(server.get("/whoami", &server.admin).await.status(), 200);
-    let authority = server.running.as_ref().unwrap().authority_file.clone().unwrap();
+    let authority = server.running.as_ref().unwrap().authority.clone().unwrap().file;
     let before = std::fs::read(&authority).unwrap();
     let stranger = reqwest::Client::builder().no_proxy().build().unwrap();
     let refused = stranger.get(format!("{}/healthz", server.base)).send().await;

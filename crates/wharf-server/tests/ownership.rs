@@ -8,7 +8,7 @@ mod common;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use wharf_core::{cluster::ClusterRecord, record::Kind};
 use wharf_store::{Change, EtcdOptions, Revision, Store, StoreLocation, StoreOptions, Stored};
-use wharf_testbed::etcd::Etcd;
+use wharf_testbed::{etcd::Etcd, process::example};
 
 const CLUSTERS: usize = 12;
 /// The promise: another server owns the clusters of one that died within this time.
@@ -43,7 +43,7 @@ struct Server {
 
 impl Server {
     fn start(dir: &Path, name: &str, store: &str, key: &Path) -> Self {
-        let mut child = Command::new(example("stubborn_owner"))
+        let mut child = Command::new(example("stubborn_owner").unwrap())
             .args([dir.join(name).to_str().unwrap(), store, key.to_str().unwrap()])
             .stdout(Stdio::piped())
             .spawn()
@@ -86,12 +86,6 @@ impl Drop for Server {
         self.child.kill().ok();
         self.child.wait().ok();
     }
-}
-
-/// The program of that name, which cargo builds beside the tests.
-fn example(name: &str) -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    tests.parent().unwrap().parent().unwrap().join("examples").join(name)
 }
 
 async fn owners(store: &Store) -> BTreeMap<String, (String, u64)> {

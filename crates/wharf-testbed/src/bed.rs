@@ -126,6 +126,11 @@ impl TestBed {
         &self.name
     }
 
+    /// The bridge that its hosts are on.
+    pub fn bridge(&self) -> String {
+        self.network.bridge()
+    }
+
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }

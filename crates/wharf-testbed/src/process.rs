@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -112,6 +113,16 @@ impl Drop for Process {
             eprintln!("could not end {}: {error:#}", self.words);
         }
     }
+}
+
+/// The example program of that name of the crate under test, which cargo builds beside its tests:
+/// a process of its own that a test may kill or stop.
+pub fn example(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let profile = test.parent().and_then(Path::parent).context("the test lies nowhere")?;
+    let program = profile.join("examples").join(name);
+    anyhow::ensure!(program.exists(), "{} is not built; run all of the tests", program.display());
+    Ok(program)
 }
 
 /// A TCP port of the loopback address that was free a moment ago. Another process may take it

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use wharf_testbed::process::{Process, Signal};
+use wharf_testbed::process::{Process, Signal, example};
 use wharf_testbed::{BedStatus, Bind, HostOptions, Options, Power, TestBed, wait_for};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -69,13 +69,9 @@ fn output(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn bridge_of(bed: &TestBed) -> String {
-    format!("wharf{}", bed.gateway().octets()[2])
-}
-
 /// Also proves that `traces` can see: a living bed must have some of every kind.
 fn assert_leaves_nothing(bed: TestBed) {
-    let (name, bridge) = (bed.name().to_owned(), bridge_of(&bed));
+    let (name, bridge) = (bed.name().to_owned(), bed.bridge());
     let alive = traces(&name, &bridge);
     for kind in ["overlay", "cgroup", "/run/wharf-testbed", "/var/lib/", "nspawn", &bridge, "table"]
     {
@@ -183,16 +179,16 @@ fn two_beds_live_side_by_side_with_hosts_of_the_same_name() {
     assert_leaves_nothing(one);
 }
 
-/// Runs one of the ignored tests below in a process of its own, which may be killed.
-fn in_a_process(test: &str) -> Process {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "--ignored", "--nocapture", test]);
+/// An owner of beds in a process of its own, which may be killed.
+fn bed_owner(end: &str) -> Process {
+    let mut command = Command::new(example("bed_owner").unwrap());
+    command.arg(end);
     Process::spawn(command).unwrap()
 }
 
 #[test]
 fn a_bed_whose_owner_was_killed_is_removed_by_the_next_start() {
-    let mut owner = in_a_process("holds_a_bed_until_it_is_killed");
+    let mut owner = bed_owner("hold");
     owner.wait_for_output("holding.", 2 * SOON).unwrap();
     let line = owner.output();
     let words: Vec<&str> =
@@ -214,18 +210,8 @@ fn a_bed_whose_owner_was_killed_is_removed_by_the_next_start() {
 }
 
 #[test]
-#[ignore = "started, and killed, by the test above"]
-fn holds_a_bed_until_it_is_killed() {
-    let bed = TestBed::start("held", 1).unwrap();
-    println!("\n{} {} holding.", bed.name(), bridge_of(&bed));
-    loop {
-        thread::park();
-    }
-}
-
-#[test]
 fn an_interrupted_start_leaves_nothing() {
-    let mut starter = in_a_process("starts_a_bed_and_is_interrupted");
+    let mut starter = bed_owner("interrupted");
     let name = format!("interrupted-{}-0", starter.id());
     wait_for("the first host to be started", SOON, || {
         let on = |bed: &BedStatus| bed.name == name && bed.hosts.iter().any(|(_, _, on)| *on);
@@ -237,13 +223,6 @@ fn an_interrupted_start_leaves_nothing() {
     let output = starter.output();
     assert!(status.success() && output.contains("interrupted while waiting"), "{status}: {output}");
     assert_eq!(traces(&name, "no bridge of this name"), Vec::<String>::new());
-}
-
-#[test]
-#[ignore = "started, and interrupted, by the test above"]
-fn starts_a_bed_and_is_interrupted() {
-    wharf_testbed::interrupt_on_signals().unwrap();
-    println!("\n{:#}", TestBed::start("interrupted", 2).unwrap_err());
 }
 
 #[test]

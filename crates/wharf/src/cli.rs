@@ -35,8 +35,15 @@ pub struct Cli {
     #[command(flatten)]
     pub wish: Wish,
     /// How to print the result
-    // Not `--output`: commands that write a file call it so.
-    #[arg(short = 'o', long, global = true, value_enum, default_value_t, help_heading = "Output")]
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        global = true,
+        value_enum,
+        default_value_t,
+        help_heading = "Output"
+    )]
     pub format: Format,
     #[command(subcommand)]
     pub command: Command,

@@ -137,9 +137,7 @@ fn complete(operation: &mut Operation, need: Need) {
     }
 }
 
-fn operations(
-    item: &mut PathItem,
-) -> impl Iterator<Item = (Method, &mut Operation)> {
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
     [
         (Method::GET, &mut item.get),
         (Method::POST, &mut item.post),

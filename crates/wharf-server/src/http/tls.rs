@@ -20,6 +20,8 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 
+use sha2::{Digest, Sha256};
+
 use crate::{config::Config, error::ServerError};
 
 const AUTHORITY_DAYS: i64 = 3650;
@@ -30,17 +32,25 @@ const DAY: i64 = 24 * 3600;
 /// For machines whose clocks are behind ours.
 const BACKDATE: i64 = DAY;
 
-/// What TLS needs, and the authority's file if the server has its own.
+/// What TLS needs, and the authority if the server has its own.
 pub struct Identity {
     pub server: Arc<ServerConfig>,
-    pub authority_file: Option<PathBuf>,
+    pub authority: Option<Authority>,
+}
+
+/// The server's own authority, as clients pin it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Authority {
+    pub file: PathBuf,
+    /// For people to compare: `A9:84:…`.
+    pub fingerprint: String,
 }
 
 /// Loads or makes the certificate for the names under which the server may be called.
 pub fn identity(config: &Config, hostname: &str, now: Timestamp) -> Result<Identity, ServerError> {
     if !config.tls.cert_file.as_os_str().is_empty() {
         let server = server_config(&config.tls.cert_file, &config.tls.key_file)?;
-        return Ok(Identity { server, authority_file: None });
+        return Ok(Identity { server, authority: None });
     }
     let files = Files::new(&config.data_dir);
     let names = names(config, hostname);
@@ -52,7 +62,16 @@ pub fn identity(config: &Config, hostname: &str, now: Timestamp) -> Result<Ident
         make_certificate(&files, &names, now)?;
     }
     let server = server_config(&files.certificate, &files.key)?;
-    Ok(Identity { server, authority_file: Some(files.authority) })
+    let fingerprint = fingerprint(&files.authority)?;
+    Ok(Identity { server, authority: Some(Authority { file: files.authority, fingerprint }) })
+}
+
+/// SHA-256 of a certificate, in the form in which other tools show it.
+fn fingerprint(certificate: &Path) -> Result<String, ServerError> {
+    let der = CertificateDer::from_pem_file(certificate)
+        .map_err(tls_error(&format!("reading {}", certificate.display())))?;
+    let pairs: Vec<String> = Sha256::digest(&der).iter().map(|b| format!("{b:02X}")).collect();
+    Ok(pairs.join(":"))
 }
 
 struct Files {

@@ -57,8 +57,8 @@ impl TestServer {
         let running = wharf_server::start(config).await.unwrap();
         let base = format!("{scheme}://127.0.0.1:{}", running.address.port());
         let mut http = reqwest::Client::builder().no_proxy().timeout(DEADLINE);
-        if let Some(file) = &running.authority_file {
-            let pem = std::fs::read(file).unwrap();
+        if let Some(authority) = &running.authority {
+            let pem = std::fs::read(&authority.file).unwrap();
             http = http.tls_certs_only([reqwest::Certificate::from_pem(&pem).unwrap()]);
         }
         let http = http.build().unwrap();

@@ -1,4 +1,4 @@
-//! docs/CLI.md, made from the command tree. `WHARF_UPDATE=1 cargo test -p wharf` writes it anew.
+//! docs/CLI.md, made from the command tree. `cargo xtask update` writes it anew.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::Cli;
 const HEAD: &str = "\
 # The `wharf` command line
 
-Made from the program itself by `WHARF_UPDATE=1 cargo test -p wharf`; do not edit.
+Made from the program itself by `cargo xtask update`; do not edit.
 ";
 
 fn render_reference() -> String {
@@ -104,7 +104,7 @@ fn cell(text: &str) -> String {
 }
 
 #[test]
-fn the_reference_in_the_docs_is_what_the_program_says() {
+fn the_reference_in_the_docs_is_not_outdated() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/CLI.md");
     let made = render_reference();
     if std::env::var_os("WHARF_UPDATE").is_some() {
@@ -113,6 +113,6 @@ fn the_reference_in_the_docs_is_what_the_program_says() {
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         made == written,
-        "docs/CLI.md is out of date: run `WHARF_UPDATE=1 cargo test -p wharf` and look at the change"
+        "docs/CLI.md is outdated: run `cargo xtask update` and look at the change"
     );
 }

@@ -40,12 +40,12 @@ fn the_contracts_lines_are_understood() {
         "wharf context show",
         "wharf context delete prod",
         "wharf login --server https://h:1 --user u --password-file - --context c --yes",
-        "wharf store backup --output FILE --data-dir D",
+        "wharf store backup FILE --data-dir D",
         "wharf store restore FILE --data-dir D --key-file F",
         "wharf store check --store etcd://h",
-        "wharf bundle build --from D --output F -o json",
+        "wharf bundle build F --from D -o json",
         "wharf bundle verify F",
-        "wharf bundle show F --format yaml",
+        "wharf bundle show F --output yaml",
     ] {
         if let Err(error) = parse(line) {
             panic!("{line}: {error}");

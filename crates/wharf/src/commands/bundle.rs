@@ -49,8 +49,8 @@ struct BuildArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     without: Vec<String>,
     /// A new directory, or a file that ends in .tar or .tar.gz
-    #[arg(long, value_name = "PATH")]
-    output: PathBuf,
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
 }
 
 pub fn run(args: BundleArgs, output: Format) -> anyhow::Result<()> {
@@ -67,11 +67,11 @@ fn build(args: BuildArgs, format: Format) -> anyhow::Result<()> {
         Selection { kubernetes: kubernetes.map_err(|e| usage(&e))?, without: args.without };
     let base = Base::parse(&args.from).map_err(|e| usage(&e))?;
     let manifest =
-        source::build_to(&base, &selection, MADE_BY, &args.output, &mut |text| output::note(text))
+        source::build_to(&base, &selection, MADE_BY, &args.path, &mut |text| output::note(text))
             .map_err(|e| told(&e))?;
-    output::note(&format!("{} holds {}", args.output.display(), in_words(&manifest)));
+    output::note(&format!("{} holds {}", args.path.display(), in_words(&manifest)));
     match format {
-        Format::Table => output::line(&args.output.display().to_string()),
+        Format::Table => output::line(&args.path.display().to_string()),
         Format::Json | Format::Yaml => output::data(format, &manifest),
     }
 }

@@ -79,5 +79,4 @@ pub fn run(args: ServerArgs, wish: &Wish) -> anyhow::Result<()> {
 pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, _)| name != "WHARF_CONTEXT")
 }

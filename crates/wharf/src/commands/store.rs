@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  wharf store backup --data-dir /var/lib/wharf --output wharf.backup
+  wharf store backup wharf.backup --data-dir /var/lib/wharf
   wharf store restore wharf.backup --data-dir /var/lib/wharf-new
   wharf store check --store etcd://10.0.0.1,10.0.0.2 --key-file /etc/wharf/seal.key")]
 pub struct StoreArgs {
@@ -47,8 +47,8 @@ enum Verb {
     /// Write all records, as they are at one moment, into a file; the server may be running
     Backup {
         /// The file to write; it must not exist
-        #[arg(long, value_name = "FILE")]
-        output: PathBuf,
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
     },
     /// Fill an empty store from a backup; the key file has to be put back by hand
     Restore {
@@ -72,7 +72,7 @@ pub fn run(args: StoreArgs, wish: &Wish, format: Format) -> anyhow::Result<()> {
     let location = config.store_location()?;
     block_on(async {
         match args.verb {
-            Verb::Backup { output: file } => {
+            Verb::Backup { file } => {
                 let moved = backup::backup(&location, &file).await?;
                 let what = format!("backed up to {}", file.display());
                 tell(&moved, &what, format)

@@ -311,7 +311,7 @@ fn the_environment_names_the_server_too() {
 fn a_backup_of_a_running_server_comes_back_elsewhere() {
     let mut world = World::with_server();
     world.local(&["user", "add", "alice", "--role", "admin"]).ok();
-    let backup = ["store", "backup", "--output", "wharf.backup"];
+    let backup = ["store", "backup", "wharf.backup"];
     let moved = world.local(&[&backup[..], &["-o", "json"]].concat()).json();
     assert!(moved["records"].as_u64().unwrap() > 1, "{moved}");
     world.local(&backup).fails(4, "");
