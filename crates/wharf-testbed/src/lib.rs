@@ -19,6 +19,7 @@ mod bed;
 mod cgroup;
 mod command;
 pub mod debian;
+pub mod disk;
 pub mod etcd;
 mod host;
 mod network;
