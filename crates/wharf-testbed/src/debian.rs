@@ -13,7 +13,11 @@ const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 ///
 /// As root they are installed; otherwise the error is one sentence that names the packages.
 pub fn ensure(purpose: &str, needs: &[(&str, &'static str)]) -> Result<()> {
-    let missing = missing(needs);
+    ensure_packages(purpose, &missing(needs))
+}
+
+/// The same for packages that are known to be missing.
+pub fn ensure_packages(purpose: &str, missing: &[&str]) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
@@ -22,11 +26,11 @@ pub fn ensure(purpose: &str, needs: &[(&str, &'static str)]) -> Result<()> {
         bail!("{purpose} needs these Debian packages: {list}; as root: apt-get install {list}");
     }
     eprintln!("installing {list}");
-    install(&missing)
+    install(missing)
 }
 
 /// The packages of what is not there.
-pub fn missing(needs: &[(&str, &'static str)]) -> Vec<&'static str> {
+pub(crate) fn missing(needs: &[(&str, &'static str)]) -> Vec<&'static str> {
     let there = |need: &str| match need.starts_with('/') {
         true => Path::new(need).exists(),
         false => find_tool(need).is_some(),
@@ -38,7 +42,7 @@ pub fn missing(needs: &[(&str, &'static str)]) -> Vec<&'static str> {
 }
 
 /// Installs packages; root only.
-pub fn install(packages: &[&str]) -> Result<()> {
+fn install(packages: &[&str]) -> Result<()> {
     let log = tempfile::NamedTempFile::new()?;
     let apt_get = |arguments: &[&str]| {
         let mut command = tool("apt-get");

@@ -3,23 +3,17 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use wharf_bundle::cache::Cache;
 
 /// State of all beds. Files here name what must be undone, so they go last.
 pub(crate) const RUN: &str = "/run/wharf-testbed";
 /// Disks of all beds: on a real disk, because containerd and kubelet cannot work on an overlay.
 const DISKS: &str = "/var/lib/wharf-testbed";
 
-/// What is made once and kept: `$WHARF_CACHE`, else `wharf` in the user's cache directory.
+/// What is made once and kept: the same place as for assets.
 pub fn cache_dir() -> Result<PathBuf> {
-    let from_env = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    if let Some(dir) = from_env("WHARF_CACHE") {
-        return Ok(dir.into());
-    }
-    if let Some(dir) = from_env("XDG_CACHE_HOME") {
-        return Ok(PathBuf::from(dir).join("wharf"));
-    }
-    let home = from_env("HOME").context("neither WHARF_CACHE, XDG_CACHE_HOME nor HOME is set")?;
-    Ok(PathBuf::from(home).join(".cache/wharf"))
+    let cache = Cache::from_env().context("set WHARF_CACHE or HOME: there is no place to keep")?;
+    Ok(cache.root().to_owned())
 }
 
 /// The directories of one bed.

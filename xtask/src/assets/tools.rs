@@ -1,11 +1,11 @@
 //! What this machine needs before it can build or fetch, and how it gets it.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use wharf_bundle::mirror::Base;
+use wharf_testbed::debian;
 
 use super::Job;
 
@@ -39,9 +39,7 @@ pub fn ensure(jobs: &[Job]) -> Result<()> {
     if jobs.iter().filter(builds).any(|job| job.component.go.cgo) {
         packages.extend(missing_for_c());
     }
-    if !packages.is_empty() {
-        install(&packages)?;
-    }
+    debian::ensure_packages("building the assets", &packages)?;
     if jobs.iter().any(|job| builds(&job)) { check_go() } else { Ok(()) }
 }
 
@@ -63,28 +61,6 @@ fn starts(program: &str, args: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
-}
-
-fn install(packages: &[&str]) -> Result<()> {
-    let list = packages.join(" ");
-    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
-    if !is_root || !starts("apt-get", &["--version"]) {
-        bail!("these Debian packages are missing: {list}; as root: apt-get install {list}");
-    }
-    eprintln!("assets: installing {list}");
-    let apt_get = |args: &[&str]| -> Result<bool> {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qqy").args(args);
-        // Standard output is for our result alone.
-        Ok(command.stdin(Stdio::null()).stdout(std::io::stderr()).status()?.success())
-    };
-    let install = [&["install", "--no-install-recommends"], packages].concat();
-    // Most machines have fresh enough lists, and updating them is slow.
-    if apt_get(&install)? || (apt_get(&["update"])? && apt_get(&install)?) {
-        Ok(())
-    } else {
-        bail!("apt-get could not install {list}");
-    }
 }
 
 fn check_go() -> Result<()> {
