@@ -183,30 +183,6 @@ async fn a_stop_ends_event_streams_and_slow_requests_within_ten_seconds() {
 }
 
 #[tokio::test]
-async fn https_is_served_with_an_authority_of_the_servers_own_that_stays() {
-    let mut server = TestServer::start_with(|config| config.http = false).await;
-    assert!(server.base.starts_with("https://"));
-    assert_eq!(server.get("/whoami", &server.admin).await.status(), 200);
-    let authority = server.running.as_ref().unwrap().authority.clone().unwrap().file;
-    let before = std::fs::read(&authority).unwrap();
-    let stranger = reqwest::Client::builder().no_proxy().build().unwrap();
-    let refused = stranger.get(format!("{}/healthz", server.base)).send().await;
-    assert!(refused.unwrap_err().is_connect(), "a stranger trusts the certificate");
-    for key in ["tls/ca.key", "tls/server.key", "seal.key"] {
-        use std::os::unix::fs::PermissionsExt;
-        let path = server.app().config.data_dir.join(key);
-        let mode = std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode, 0o600, "{key}");
-    }
-    // The authority stays the same at the next start: clients have pinned it.
-    server.stop().await;
-    let config = wharf_server::Config { http: false, ..common::config(server.dir.path()) };
-    let running = wharf_server::start(config).await.unwrap();
-    assert_eq!(std::fs::read(&authority).unwrap(), before);
-    running.stop().await;
-}
-
-#[tokio::test]
 async fn the_socket_gives_admin_rights_to_its_owner_only() {
     use std::os::unix::fs::PermissionsExt;
     let server = TestServer::start().await;
