@@ -40,7 +40,8 @@ pub(crate) const RESTORING_KEY: &str = "meta/restoring";
 /// Entries in one answer of etcd; longer lists take several, all at one revision.
 const CHUNK: usize = 500;
 
-/// How often this server looks whether history can be forgotten.
+/// How often this server looks whether history can be forgotten. A user who is not etcd's root may
+/// not do that; then it is left to etcd's own `--auto-compaction-…` flags.
 const COMPACT_INTERVAL: Duration = Duration::from_secs(300);
 
 #[derive(Clone)]
@@ -147,6 +148,13 @@ impl Etcd {
             // The only thing a transaction can fail to find is a lease.
             Err(error) if code_of(&error) == Some(Code::NotFound) => {
                 return Err(StoreError::LeaseGone);
+            }
+            // Without a user it is not the login: this etcd has lower limits than ours.
+            Err(error)
+                if code_of(&error) == Some(Code::InvalidArgument)
+                    && !self.shared.connections.has_user() =>
+            {
+                return Err(StoreError::BadTxn(format!("etcd does not take it ({error})")));
             }
             Err(error) => return Err(self.shared.connections.explain(error)),
         };

@@ -125,8 +125,9 @@ impl Sealer {
     }
 
     fn key_id(&self) -> String {
-        let digest =
-            Sha256::new().chain_update(b"wharf seal key id\0").chain_update(&*self.key).finalize();
+        let hash = Sha256::new().chain_update(b"wharf seal key id\0");
+        // By reference: a copy of the key would not be wiped.
+        let digest = hash.chain_update(self.key.as_slice()).finalize();
         hex::encode(digest.iter().take(KEY_ID_BYTES).copied().collect::<Vec<_>>())
     }
 
@@ -134,9 +135,8 @@ impl Sealer {
     pub fn seal(&self, context: &str, secret: &[u8]) -> Sealed {
         let nonce: [u8; NONCE_BYTES] = rand::random();
         let payload = Payload { msg: secret, aad: context.as_bytes() };
-        let sealed = match self.cipher().encrypt(&XNonce::from(nonce), payload) {
-            Ok(sealed) => sealed,
-            Err(_) => unreachable!("only a secret of more than 256 GiB cannot be sealed"),
+        let Ok(sealed) = self.cipher().encrypt(&XNonce::from(nonce), payload) else {
+            unreachable!("only a secret of more than 256 GiB cannot be sealed");
         };
         Sealed(BASE64.encode([nonce.as_slice(), &sealed].concat()))
     }

@@ -114,15 +114,16 @@ impl Connections {
                     return Ok(answer);
                 }
                 Err(Attempt { error, sent }) => {
-                    let may_repeat = repeat == Repeat::Always || !sent || was_never_sent(&error);
-                    if !is_endpoint_failure(&error) || !may_repeat {
-                        self.leave(index);
+                    if !is_endpoint_failure(&error) {
+                        return Err(error);
+                    }
+                    self.leave(index);
+                    if repeat == Repeat::OnlyIfNeverSent && sent && !was_never_sent(&error) {
                         return Err(error);
                     }
                     error
                 }
             };
-            self.leave(index);
             last_error = Some(error);
         }
         Err(last_error.unwrap_or(Error::EndpointsNotManaged))
@@ -138,8 +139,16 @@ impl Connections {
     {
         let endpoint =
             self.endpoint(index).await.map_err(|error| Attempt { error, sent: false })?;
-        let answer = tokio::time::timeout(REQUEST_TIMEOUT, request(endpoint)).await;
-        answer.unwrap_or_else(|_| Err(timed_out())).map_err(|error| Attempt { error, sent: true })
+        let mut answer = in_time(request(endpoint.clone())).await;
+        // etcd refuses a login that is older than the last change of its users and roles.
+        let refused = |error: &Error| code_of(error) == Some(Code::InvalidArgument);
+        if self.user.is_some() && answer.as_ref().is_err_and(refused) {
+            answer = match in_time(endpoint.client.refresh_token()).await {
+                Ok(()) => in_time(request(endpoint)).await,
+                Err(error) => Err(error),
+            };
+        }
+        answer.map_err(|error| Attempt { error, sent: true })
     }
 
     /// The next call begins with another endpoint.
@@ -161,13 +170,13 @@ impl Connections {
         }
         // With a user this logs in, otherwise it only prepares the connection.
         let connect = Client::connect([&slot.address], Some(self.options.clone()));
-        let client = match tokio::time::timeout(REQUEST_TIMEOUT, connect).await {
-            Ok(client) => client?,
-            Err(_) => return Err(timed_out()),
-        };
-        let endpoint = Endpoint { client: Arc::new(client) };
+        let endpoint = Endpoint { client: Arc::new(in_time(connect).await?) };
         *lock() = Some(endpoint.clone());
         Ok(endpoint)
+    }
+
+    pub(super) fn has_user(&self) -> bool {
+        self.user.is_some()
     }
 
     /// Turns an error that no endpoint could avoid into the store's.
@@ -199,8 +208,11 @@ struct Attempt {
     sent: bool,
 }
 
-fn timed_out() -> Error {
-    Error::IoError(io::Error::new(io::ErrorKind::TimedOut, "etcd did not answer in time"))
+async fn in_time<T>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "etcd did not answer in time");
+    tokio::time::timeout(REQUEST_TIMEOUT, answer)
+        .await
+        .unwrap_or_else(|_| Err(Error::IoError(late())))
 }
 
 fn connect_options(options: &EtcdOptions) -> StoreResult<ConnectOptions> {

@@ -1,4 +1,5 @@
 //! Real etcd processes for tests.
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::{
     net::TcpListener,
