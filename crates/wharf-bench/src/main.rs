@@ -1,0 +1,60 @@
+//! Measures Wharf beside the real systems that do the same work, on this machine, in one run.
+//!
+//! `cargo xtask bench NAME` builds everything and calls this program. [`store`] is the benchmark
+//! of durable writes; [`drive`] makes the load, [`report`] and [`plot`] show what came of it.
+//!
+//! **Invariant:** a figure is only reported after what was acknowledged has been found again by a
+//! new process, and after the disk has been shown to be synced ([`guard`]).
+//!
+//! **Invariant:** all traffic stays on loopback, and is bounded in count and time.
+
+mod drive;
+mod guard;
+mod http;
+mod plot;
+mod report;
+mod store;
+mod usage;
+mod worker;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+
+#[derive(Debug, Parser)]
+#[command(name = "wharf-bench")]
+enum Command {
+    /// Durable writes: against the bare disk, etcd and kube-apiserver
+    Store(store::StoreArgs),
+    /// The part of a measurement that runs in a process of its own
+    #[command(subcommand, hide = true)]
+    Worker(worker::Worker),
+}
+
+/// What every benchmark takes.
+#[derive(Debug, clap::Args)]
+struct Output {
+    /// Print one JSON object a row instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Where the JSON and the plot are written
+    #[arg(long, value_name = "DIR", default_value = "target/bench")]
+    out: PathBuf,
+    /// Fail when a goal is missed
+    #[arg(long)]
+    strict: bool,
+}
+
+fn main() -> ExitCode {
+    let result = match Command::parse() {
+        Command::Store(args) => store::run(&args),
+        Command::Worker(worker) => worker::run(&worker),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

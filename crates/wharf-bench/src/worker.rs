@@ -1,0 +1,81 @@
+//! Measurements of the embedded store, each in a process of its own: so its memory and processor
+//! time are known, and its end is the restart after which everything must still be there.
+
+mod raw;
+mod reads;
+mod watch;
+mod writes;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::Result;
+use serde::Serialize;
+use wharf_store::{Store, StoreLocation, StoreOptions};
+
+pub use raw::Raw;
+pub use reads::Read;
+pub use watch::Watched;
+pub use writes::{ROUNDS, Synced, VALUE_BYTES, Written, key_of};
+
+use crate::drive;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Worker {
+    /// Durable commits, and bare writes of the same bytes in turn with them
+    Writes(Load),
+    /// A fixed number of commits, one after the other
+    Synced {
+        #[arg(long)]
+        dir: PathBuf,
+        #[arg(long)]
+        commits: u64,
+    },
+    /// Reads of single keys
+    Reads(Load),
+    /// One writer, many watchers
+    Watch(Load),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Load {
+    #[arg(long)]
+    dir: PathBuf,
+    #[arg(long)]
+    clients: usize,
+    #[arg(long)]
+    seconds: f64,
+    /// Also measure the bare disk
+    #[arg(long)]
+    raw: bool,
+}
+
+impl Load {
+    fn round_time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds / ROUNDS as f64)
+    }
+}
+
+pub fn run(worker: &Worker) -> Result<()> {
+    let runtime = drive::runtime()?;
+    match worker {
+        Worker::Writes(load) => print(&runtime.block_on(writes::run(load))?)?,
+        Worker::Synced { dir, commits } => {
+            print(&runtime.block_on(writes::synced(dir, *commits))?)?
+        }
+        Worker::Reads(load) => print(&runtime.block_on(reads::run(load))?)?,
+        Worker::Watch(load) => print(&runtime.block_on(watch::run(load))?)?,
+    }
+    // Not closed in order, as a crash would not: the next to open the store finds it so.
+    std::process::exit(0)
+}
+
+/// The last line of the output is the result.
+fn print(result: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(result)?);
+    Ok(())
+}
+
+pub async fn open(dir: &std::path::Path) -> Result<Store> {
+    let location = StoreLocation::Embedded { data_dir: dir.to_owned() };
+    Ok(Store::open(&StoreOptions { location }).await?)
+}
