@@ -65,7 +65,14 @@ async fn tls_with_a_client_certificate_lets_in_whoever_has_one() {
 
 #[tokio::test]
 async fn a_user_with_rights_on_the_prefix_is_enough_and_others_are_denied() {
-    let etcd = Etcd::start();
+    // Signed tokens, which a change of etcd's users makes invalid.
+    let dir = tempfile::tempdir().unwrap();
+    let (public, private) = tls::key_pair(dir.path());
+    let etcd = Etcd::start_with(&[format!(
+        "--auth-token=jwt,pub-key={},priv-key={},sign-method=ES256,ttl=10m",
+        public.display(),
+        private.display()
+    )]);
     open_when_up(etcd.location()).await.close().await;
     let mut admin = etcd_client::Client::connect([&etcd.endpoint], None).await.unwrap();
     admin.user_add("root", "root", None).await.unwrap();
@@ -91,7 +98,6 @@ async fn a_user_with_rights_on_the_prefix_is_enough_and_others_are_denied() {
     assert_eq!(watch.next().await.unwrap()[0].key(), "a/2");
     let held = store.hold("leader/a", "x", Duration::from_secs(60)).await.unwrap().unwrap();
     held.release().await.unwrap();
-    // A change of etcd's users makes older logins invalid.
     let root = etcd_client::ConnectOptions::new().with_user("root", "root");
     let mut admin = etcd_client::Client::connect([&etcd.endpoint], Some(root)).await.unwrap();
     admin.user_add("new", "new", None).await.unwrap();

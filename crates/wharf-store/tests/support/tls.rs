@@ -27,6 +27,15 @@ impl Files {
     }
 }
 
+/// A key for signing tokens: its public and its private part.
+pub fn key_pair(dir: &Path) -> (PathBuf, PathBuf) {
+    let key = KeyPair::generate().unwrap();
+    (
+        write(dir, "public.pem", &key.public_key_pem()),
+        write(dir, "private.pem", &key.serialize_pem()),
+    )
+}
+
 fn authority(dir: &Path, name: &str) -> (Issuer<'static, KeyPair>, PathBuf) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
