@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, config::DbConfig};
 
 use crate::error::{StoreError, StoreResult};
 
@@ -27,6 +27,10 @@ const SEQ_BITS: u32 = 20;
 
 /// Another process only ever holds the file for moments (offline tools).
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Enough for the pages that a full batch of scattered keys changes, so that none of them is
+/// written or read twice. Memory is taken as it is needed.
+const WRITER_CACHE_KIBIBYTES: i32 = 32 << 10;
 
 const TABLES: &str = "
     CREATE TABLE log (
@@ -78,6 +82,8 @@ pub(crate) fn open_writer(path: &Path) -> StoreResult<Connection> {
         // The writer thread decides when to checkpoint; see writer.rs.
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
         conn.pragma_update(None, "temp_store", "MEMORY")?;
+        conn.pragma_update(None, "cache_size", -WRITER_CACHE_KIBIBYTES)?;
+        keep_plans(&conn)?;
         Ok(conn)
     };
     let conn = open().map_err(|error| classify(path, error))?;
@@ -93,7 +99,14 @@ pub(crate) fn open_reader(path: &Path) -> StoreResult<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags).map_err(|error| classify(path, error))?;
     conn.busy_timeout(BUSY_TIMEOUT).map_err(|error| classify(path, error))?;
+    keep_plans(&conn).map_err(|error| classify(path, error))?;
     Ok(conn)
+}
+
+/// Otherwise a cached statement is compiled anew whenever its parameters change, because the plan
+/// might depend on their values (a partial index is enough): most of the cost of a short read.
+fn keep_plans(conn: &Connection) -> rusqlite::Result<()> {
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
 fn is_fresh(conn: &Connection) -> rusqlite::Result<bool> {
