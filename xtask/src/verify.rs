@@ -60,6 +60,7 @@ const STEPS: &[Step] = &[
 pub fn run(args: &VerifyArgs) -> Result<()> {
     needs::ensure_build()?;
     let begun = Instant::now();
+    let commit = committed()?;
     let mut results = Vec::new();
     for step in STEPS.iter().filter(|step| step.fast || !args.fast) {
         eprintln!("==> {}", step.name);
@@ -81,7 +82,13 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
         eprintln!("next: cargo verify, before the change lands");
         return Ok(());
     }
-    note_commit()
+    if commit.is_none() || committed()? != commit {
+        eprintln!("what was checked is not what is committed, so this pass is not noted");
+        return Ok(());
+    }
+    let note = target_dir().join("verify.ok");
+    std::fs::write(&note, commit.unwrap_or_default() + "\n")
+        .with_context(|| format!("writing {}", note.display()))
 }
 
 fn report(results: &[(&str, Findings, Duration)], total: Duration) {
@@ -109,19 +116,14 @@ fn report(results: &[(&str, Findings, Duration)], total: Duration) {
     );
 }
 
-/// A full pass is noted with its commit, provided that what was checked is what is committed.
-fn note_commit() -> Result<()> {
+/// The commit that the tree is at; `None` if there are changes that are not committed.
+fn committed() -> Result<Option<String>> {
     let git = |args: &[&str]| -> Result<String> {
         let output = Command::new("git").current_dir(workspace()).args(args).output()?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
-    if !git(&["status", "--porcelain"])?.is_empty() {
-        eprintln!("there are uncommitted changes, so this pass is not noted in target/verify.ok");
-        return Ok(());
-    }
-    let note = target_dir().join("verify.ok");
-    std::fs::write(&note, format!("{}\n", git(&["rev-parse", "HEAD"])?))
-        .with_context(|| format!("writing {}", note.display()))
+    let clean = git(&["status", "--porcelain"])?.is_empty();
+    Ok(clean.then_some(git(&["rev-parse", "HEAD"])?))
 }
 
 fn target_dir() -> PathBuf {

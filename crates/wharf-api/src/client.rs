@@ -90,7 +90,8 @@ pub enum EventItem {
 /// An event with its place in the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Received {
-    pub item: EventItem,
+    /// Absent where the server only says how far the stream is.
+    pub item: Option<EventItem>,
     /// Everything up to this revision has been seen. It is below the event's own revision while
     /// others of the same transaction follow.
     pub complete: Option<u64>,
@@ -179,7 +180,11 @@ impl Client {
         &self,
         after: Option<u64>,
     ) -> Result<impl Stream<Item = Result<EventItem, ClientError>> + use<>, ClientError> {
-        Ok(self.resumable_events(after).await?.map(|next| next.map(|received| received.item)))
+        let received = self.resumable_events(after).await?;
+        Ok(received.filter_map(async |next| match next {
+            Ok(Received { item, .. }) => item.map(Ok),
+            Err(error) => Some(Err(error)),
+        }))
     }
 
     /// As [`Client::events`], and with each the revision to go on from after a break.
@@ -285,7 +290,8 @@ impl EventParser {
                 self.data.push_str(data.trim_start());
             } else if line.is_empty() {
                 let (name, data) = (std::mem::take(&mut self.name), std::mem::take(&mut self.data));
-                if let Some(item) = parse_item(&name, &data) {
+                let item = parse_item(&name, &data);
+                if item.is_some() || (data.is_empty() && self.id.is_some()) {
                     return Some(Received { item, complete: self.id });
                 }
             }
@@ -324,13 +330,14 @@ mod tests {
     #[test]
     fn events_are_cut_wherever_the_chunks_break() {
         let text = format!(
-            ":\n\nid: 6\nevent: user.created\ndata: {DATA}\n\nid: 8\nevent: lost\ndata: {{\"resumedAt\":9,\"reason\":\"slow\"}}\n\n"
+            ":\n\nid: 5\n\nid: 6\nevent: user.created\ndata: {DATA}\n\nid: 8\nevent: lost\ndata: {{\"resumedAt\":9,\"reason\":\"slow\"}}\n\n"
         );
         let whole = items(&[&text]);
-        assert_eq!(whole.len(), 2);
-        assert!(matches!(&whole[0].item, EventItem::Event(e) if e.revision == 7));
-        assert!(matches!(&whole[1].item, EventItem::Lost(l) if l.resumed_at == 9));
-        assert_eq!([whole[0].complete, whole[1].complete], [Some(6), Some(8)]);
+        assert_eq!(whole.len(), 3);
+        assert!(whole[0].item.is_none());
+        assert!(matches!(&whole[1].item, Some(EventItem::Event(e)) if e.revision == 7));
+        assert!(matches!(&whole[2].item, Some(EventItem::Lost(l)) if l.resumed_at == 9));
+        assert_eq!([0, 1, 2].map(|i| whole[i].complete), [Some(5), Some(6), Some(8)]);
         let singles: Vec<String> = text.chars().map(String::from).collect();
         let singles: Vec<&str> = singles.iter().map(String::as_str).collect();
         assert_eq!(items(&singles), whole);

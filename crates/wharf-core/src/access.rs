@@ -61,6 +61,9 @@ pub struct User {
     pub role: Role,
     /// argon2id in the PHC format.
     pub password_hash: String,
+    /// Random, and new with each password. Tokens are bound to it: they end with the password
+    /// under which they were made, and a later user of the same name does not inherit them.
+    pub token_epoch: String,
     pub created_at: Timestamp,
 }
 
@@ -73,9 +76,8 @@ impl Kind for User {
 pub struct Token {
     pub id: String,
     pub user: String,
-    /// The revision that created the user. A token does not outlive its user, not even when
-    /// another user of the same name is made before the token is cleared away.
-    pub user_created: u64,
+    /// The user's `token_epoch` when the token was made.
+    pub user_epoch: String,
     pub description: String,
     /// SHA-256 of the secret, in hex. The secret has 256 random bits, so no slow hash is needed.
     pub secret_sha256: String,

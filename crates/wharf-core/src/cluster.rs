@@ -75,6 +75,18 @@ pub enum ClusterState {
 }
 
 impl ClusterState {
+    /// The name by which users and programs know it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ClusterState::Creating => "Creating",
+            ClusterState::CreateFailed => "CreateFailed",
+            ClusterState::Running => "Running",
+            ClusterState::Unreachable => "Unreachable",
+            ClusterState::Updating => "Updating",
+            ClusterState::Deleting => "Deleting",
+        }
+    }
+
     /// Whether the cluster serves its own resources (nodes, kubeconfigs).
     pub fn is_ready(self) -> bool {
         match self {

@@ -16,9 +16,20 @@ pub enum NameFault {
 /// Room for a name in a key, a file name and a table column; the same as a DNS label.
 pub const USER_NAME_MAX: usize = 63;
 
+/// The longest name that DNS knows.
+pub const CLUSTER_NAME_MAX: usize = 253;
+
 /// A user's name: a DNS label, so that it can stand in keys, paths and tokens as it is.
 pub fn check_user_name(name: &str) -> Result<(), NameFault> {
     check_label(name, USER_NAME_MAX)
+}
+
+/// A cluster's name: DNS labels joined by dots.
+pub fn check_cluster_name(name: &str) -> Result<(), NameFault> {
+    if name.len() > CLUSTER_NAME_MAX {
+        return Err(NameFault::TooLong(CLUSTER_NAME_MAX));
+    }
+    name.split('.').try_for_each(|label| check_label(label, CLUSTER_NAME_MAX))
 }
 
 fn check_label(name: &str, max: usize) -> Result<(), NameFault> {
@@ -40,6 +51,16 @@ fn check_label(name: &str, max: usize) -> Result<(), NameFault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cluster_names_are_dns_names() {
+        for good in ["a", "demo", "eu-1.prod", &"a".repeat(253)] {
+            assert_eq!(check_cluster_name(good), Ok(()), "{good}");
+        }
+        for bad in ["", ".", "a.", ".a", "a..b", "A", "a b", "a/b", "\0", &"a".repeat(254)] {
+            assert!(check_cluster_name(bad).is_err(), "{bad:?}");
+        }
+    }
 
     #[test]
     fn user_names_are_dns_labels() {

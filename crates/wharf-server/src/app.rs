@@ -1,6 +1,9 @@
 //! What every part of a running server shares.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, atomic::AtomicBool},
+};
 
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -32,6 +35,8 @@ pub struct AppState {
     pub owned: watch::Receiver<Owned>,
     /// Set when the server begins to stop: `/readyz` says no, event streams end.
     pub stopping: CancellationToken,
+    /// Open event streams by user.
+    pub streams: Mutex<HashMap<String, usize>>,
     /// Whether the member's lease is held.
     pub is_member: Arc<AtomicBool>,
 }

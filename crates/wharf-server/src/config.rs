@@ -24,6 +24,10 @@ const OTHER_VARIABLES: &[&str] = &[
     "WHARF_CONFIG",
 ];
 
+/// Numbers beyond this are mistakes.
+const LARGEST: usize = 1 << 30;
+const DAY_SECONDS: u64 = 24 * 3600;
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
@@ -73,6 +77,8 @@ pub struct Limits {
     pub body_bytes: usize,
     pub header_bytes: usize,
     pub connections: usize,
+    /// From one address, so that one peer cannot take them all.
+    pub connections_per_address: usize,
     /// From the first byte of a request to the head of the answer.
     pub request_seconds: u64,
     /// For the TLS handshake and for a request's head; also how long an idle connection is kept.
@@ -88,6 +94,8 @@ impl Default for Limits {
             header_bytes: 32 << 10,
             // Below the usual limit of 1,024 open files, with room for the store and SSH.
             connections: 800,
+            // Enough for a proxy in front of the server.
+            connections_per_address: 400,
             request_seconds: 30,
             header_seconds: 20,
             event_streams: 500,
@@ -192,6 +200,9 @@ impl ConfigError {
             ConfigError::UnknownKey { nearest: None, .. } => {
                 Some("docs/OPERATIONS.md lists all keys".to_owned())
             }
+            ConfigError::BadValue { key, .. } if key == "listen" => {
+                Some("give an address and a port, such as 0.0.0.0:8443".to_owned())
+            }
             ConfigError::Unreadable { .. }
             | ConfigError::NotToml { .. }
             | ConfigError::BadValue { .. } => None,
@@ -240,18 +251,25 @@ impl Config {
         for (key, value) in [
             ("limits.body_bytes", self.limits.body_bytes),
             ("limits.connections", self.limits.connections),
+            ("limits.connections_per_address", self.limits.connections_per_address),
             ("limits.event_streams", self.limits.event_streams),
+            ("tokens.login_hours", self.tokens.login_hours as usize),
+            ("audit.retention_days", self.audit.retention_days as usize),
         ] {
-            if value == 0 {
-                return bad(key, "must be at least 1");
+            if !(1..=LARGEST).contains(&value) {
+                return bad(key, &format!("must be from 1 to {LARGEST}"));
             }
         }
         // The HTTP library needs a buffer of that size to read a request at all.
-        if self.limits.header_bytes < 8 << 10 {
-            return bad("limits.header_bytes", "must be at least 8192");
+        if !(8 << 10..=LARGEST).contains(&self.limits.header_bytes) {
+            return bad("limits.header_bytes", &format!("must be from 8192 to {LARGEST}"));
         }
-        if self.limits.request_seconds == 0 || self.limits.header_seconds == 0 {
-            return bad("limits", "request_seconds and header_seconds must be at least 1");
+        let seconds = 1..=DAY_SECONDS;
+        if !seconds.contains(&self.limits.request_seconds)
+            || !seconds.contains(&self.limits.header_seconds)
+        {
+            let reason = format!("request_seconds and header_seconds are from 1 to {DAY_SECONDS}");
+            return bad("limits", &reason);
         }
         if self.data_dir.as_os_str().is_empty() {
             return bad("data_dir", "must not be empty");
@@ -286,11 +304,12 @@ impl Config {
     }
 }
 
-/// The first line of a file that holds a password.
+/// The password that a file holds: all of it but the end of its line, as the command line reads it.
 pub fn read_secret(path: &Path) -> Result<String, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Unreadable { path: path.to_path_buf(), source })?;
-    Ok(text.lines().next().unwrap_or_default().trim_end().to_owned())
+    let secret = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(secret.strip_suffix('\r').unwrap_or(secret).to_owned())
 }
 
 /// All keys that there are, as dotted paths: the defaults say them all.
@@ -306,7 +325,8 @@ fn flatten(table: &Table, prefix: &str, visit: &mut impl FnMut(&str, &Value)) {
     for (key, value) in table {
         let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         match value {
-            Value::Table(inner) => flatten(inner, &path, visit),
+            // A table is visited too if there is nothing in it: its name may be wrong.
+            Value::Table(inner) if !inner.is_empty() => flatten(inner, &path, visit),
             other => visit(&path, other),
         }
     }
@@ -321,7 +341,10 @@ fn merge_file(merged: &mut Table, path: &Path, known: &[String]) -> Result<(), C
     })?;
     let mut unknown = None;
     flatten(&table, "", &mut |key, _| {
-        if unknown.is_none() && !known.iter().any(|k| k == key) {
+        let is_known = |known: &String| {
+            known == key || known.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'))
+        };
+        if unknown.is_none() && !known.iter().any(is_known) {
             unknown = Some(key.to_owned());
         }
     });
@@ -473,6 +496,7 @@ mod tests {
                 Some("WHARF_LIMITS_BODY_BYTES"),
             ),
             ("zzzzzz = 1", &[], "zzzzzz", None),
+            ("[limts]", &[], "limts", None),
         ];
         for (file, env, key, nearest) in cases {
             match load(file, env, Overrides::default()) {
@@ -481,6 +505,14 @@ mod tests {
                 }
                 other => panic!("{file:?}: {other:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn every_key_is_in_the_documentation() {
+        let text = include_str!("../../../docs/OPERATIONS.md");
+        for key in known_keys().unwrap() {
+            assert!(text.contains(&format!("`{key}`")), "docs/OPERATIONS.md lacks {key}");
         }
     }
 

@@ -53,10 +53,9 @@ impl ApiError {
         self
     }
 
-    /// A defect of the server: the caller learns no detail.
+    /// A defect of the server: the caller learns no detail, only under which id the log has it.
     pub fn internal(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         let mut error = Self::new(ErrorCode::ServerError, "the server failed");
-        error.body.hint = Some("the server's log has the details under this request's id".into());
         error.cause = Some(cause.into());
         error
     }

@@ -19,7 +19,7 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use wharf_api::event::Event;
 use wharf_core::access::Role;
-use wharf_store::{Change, Revision, Store, StoreError, StoreResult, typed::Envelope};
+use wharf_store::{Change, Revision, Store, StoreError, StoreResult, Watch, typed::Envelope};
 
 /// How far a listener may fall behind before it loses events; some hundred kilobytes in all.
 const RING: usize = 4096;
@@ -51,10 +51,18 @@ impl Published {
 /// Where listeners subscribe.
 #[derive(Clone)]
 pub struct Hub {
-    sender: broadcast::Sender<Arc<Published>>,
-    /// Everything up to here has been sent.
+    sender: broadcast::Sender<Live>,
+    /// Everything up to here has been sent or is being sent.
     position: Arc<AtomicU64>,
     store: Store,
+}
+
+/// What goes to all listeners.
+#[derive(Clone)]
+enum Live {
+    Event(Arc<Published>),
+    /// The history was compacted before it could be read: events up to here are missing.
+    Gap(Revision),
 }
 
 /// What a listener gets next.
@@ -68,14 +76,12 @@ pub enum Delivery {
     },
 }
 
+const FORGOTTEN: &str = "the history does not reach back that far";
+
 impl Hub {
     pub fn new(store: Store, position: Revision) -> Self {
         let (sender, _) = broadcast::channel(RING);
         Self { sender, position: Arc::new(AtomicU64::new(position.0)), store }
-    }
-
-    pub fn listeners(&self) -> usize {
-        self.sender.receiver_count()
     }
 
     fn position(&self) -> Revision {
@@ -84,22 +90,28 @@ impl Hub {
 
     /// Everything after `after`; without it, everything from now on.
     pub async fn subscribe(&self, after: Option<Revision>) -> StoreResult<Subscription> {
-        // First the live feed, then the replay: nothing falls between them.
+        // First the live feed, then the position: what is sent from here on is in the feed, what
+        // was sent before is up to the position, and what is in both is passed over.
         let live = self.sender.subscribe();
         let here = self.position();
         let mut subscription = Subscription {
             hub: self.clone(),
             live,
-            seen: after.unwrap_or(here),
+            seen: here,
+            replay: None,
             backlog: Vec::new().into_iter(),
             loss: None,
         };
-        if let Some(after) = after {
-            if after > here.max(self.store.revision().await?) {
+        match after {
+            Some(after) if after > here.max(self.store.revision().await?) => {
                 subscription.lose(here, "that revision is not of this store");
-            } else if after < here {
-                subscription.replay(here).await?;
             }
+            Some(after) if after < here => match self.store.watch("", after).await {
+                Ok(watch) => subscription.replay = Some(Replay { watch, reached: after }),
+                Err(StoreError::Compacted { .. }) => subscription.lose(here, FORGOTTEN),
+                Err(error) => return Err(error),
+            },
+            Some(_) | None => {}
         }
         Ok(subscription)
     }
@@ -125,10 +137,11 @@ impl Hub {
             };
             match error {
                 StoreError::Closed => return,
-                // Whoever listens finds the gap by itself: the next event's predecessor is missing.
                 StoreError::Compacted { oldest } => {
                     tracing::error!(%oldest, "events were lost: the history is gone");
-                    self.position.store(oldest.0, Ordering::Release);
+                    let resumed_at = Revision(oldest.0.saturating_sub(1));
+                    self.position.store(resumed_at.0, Ordering::Release);
+                    self.send(Live::Gap(resumed_at));
                 }
                 error => {
                     tracing::warn!(?error, "the watch of the store broke; it is opened again");
@@ -138,83 +151,97 @@ impl Hub {
         }
     }
 
+    /// The position goes first: whoever subscribes while the events are on their way reads them
+    /// from the store.
     fn publish(&self, changes: &[Change]) {
-        for published in published_of(changes, Timestamp::now()) {
-            // Without listeners there is nobody to miss it.
-            let _no_listener = self.sender.send(Arc::new(published)).is_err();
-        }
         if let Some(last) = changes.last() {
             self.position.store(last.revision().0, Ordering::Release);
         }
+        for published in published_of(changes, Timestamp::now()) {
+            self.send(Live::Event(Arc::new(published)));
+        }
+    }
+
+    fn send(&self, live: Live) {
+        // An error means that nobody listens, and then nobody misses it.
+        self.sender.send(live).ok();
     }
 }
 
 /// One listener's place in the stream.
 pub struct Subscription {
     hub: Hub,
-    live: broadcast::Receiver<Arc<Published>>,
-    /// The events up to here have been delivered.
+    live: broadcast::Receiver<Live>,
+    /// Live events up to here are passed over: they are replayed, or lost.
     seen: Revision,
-    backlog: std::vec::IntoIter<Arc<Published>>,
+    replay: Option<Replay>,
+    backlog: std::vec::IntoIter<Published>,
     loss: Option<Delivery>,
 }
 
+/// What happened before the live feed, read from the store's history page by page.
+struct Replay {
+    watch: Watch,
+    reached: Revision,
+}
+
 impl Subscription {
+    /// Where a listener that has seen nothing yet would resume.
+    pub fn position(&self) -> Revision {
+        self.replay.as_ref().map_or(self.seen, |replay| replay.reached)
+    }
+
     /// The next event; `None` when the server stops.
-    pub async fn next(&mut self) -> Option<Delivery> {
-        if let Some(loss) = self.loss.take() {
-            return Some(loss);
-        }
-        if let Some(published) = self.backlog.next() {
-            return Some(Delivery::Event(published));
-        }
+    pub async fn next(&mut self) -> StoreResult<Option<Delivery>> {
         loop {
+            if let Some(loss) = self.loss.take() {
+                return Ok(Some(loss));
+            }
+            if let Some(published) = self.backlog.next() {
+                return Ok(Some(Delivery::Event(Arc::new(published))));
+            }
+            if self.replay.is_some() {
+                self.turn_page().await?;
+                continue;
+            }
             match self.live.recv().await {
-                Ok(published) if published.event.revision <= self.seen.0 => {}
-                Ok(published) => return Some(Delivery::Event(published)),
-                Err(broadcast::error::RecvError::Closed) => return None,
+                Ok(Live::Event(published)) if published.event.revision <= self.seen.0 => {}
+                Ok(Live::Event(published)) => return Ok(Some(Delivery::Event(published))),
+                Ok(Live::Gap(resumed_at)) if resumed_at <= self.seen => {}
+                Ok(Live::Gap(resumed_at)) => self.lose(resumed_at, FORGOTTEN),
+                Err(broadcast::error::RecvError::Closed) => return Ok(None),
                 Err(broadcast::error::RecvError::Lagged(_)) => {
-                    let here = self.hub.position();
                     self.live = self.hub.sender.subscribe();
-                    self.seen = here;
-                    return Some(Delivery::Lost {
-                        resumed_at: here,
-                        reason: "the listener was too slow",
-                    });
+                    self.lose(self.hub.position(), "the listener was too slow");
                 }
             }
         }
     }
 
-    /// Reads what happened between `seen` and `until` from the store's history.
-    async fn replay(&mut self, until: Revision) -> StoreResult<()> {
-        let mut backlog = Vec::new();
-        let mut watch = match self.hub.store.watch("", self.seen).await {
-            Ok(watch) => watch,
-            Err(StoreError::Compacted { .. }) => {
-                self.lose(until, "the history does not reach back that far");
-                return Ok(());
-            }
-            Err(error) => return Err(error),
-        };
-        let mut reached = self.seen;
-        while reached < until {
-            match watch.next().await {
-                Ok(changes) => {
-                    reached = changes.last().map_or(reached, Change::revision);
-                    backlog
-                        .extend(published_of(&changes, Timestamp::now()).into_iter().map(Arc::new));
-                }
-                Err(StoreError::Compacted { .. }) => {
-                    self.lose(until, "the history does not reach back that far");
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            }
+    /// Reads the next part of the history, up to where the live feed begins.
+    async fn turn_page(&mut self) -> StoreResult<()> {
+        let Some(replay) = &mut self.replay else { return Ok(()) };
+        if replay.reached >= self.seen {
+            self.replay = None;
+            return Ok(());
         }
-        self.seen = reached;
-        self.backlog = backlog.into_iter();
-        Ok(())
+        match replay.watch.next().await {
+            Ok(changes) => {
+                replay.reached = changes.last().map_or(replay.reached, Change::revision);
+                // What is later than the live feed's beginning comes from there.
+                let until = self.seen;
+                let page = changes.into_iter().filter(|change| change.revision() <= until);
+                let page: Vec<Change> = page.collect();
+                self.backlog = published_of(&page, Timestamp::now()).into_iter();
+                Ok(())
+            }
+            Err(StoreError::Compacted { .. }) => {
+                self.replay = None;
+                self.lose(self.seen, FORGOTTEN);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn lose(&mut self, resumed_at: Revision, reason: &'static str) {
@@ -265,7 +292,7 @@ fn event_of(change: &Change, time: Timestamp) -> Option<Published> {
     let revision = change.revision();
     let own_cluster = (kind == "cluster").then(|| id.to_owned());
     let (type_, cluster) = match change {
-        Change::Deleted { .. } => (format!("{kind}.deleted"), own_cluster),
+        Change::Deleted { .. } => (default_type(kind, "deleted"), own_cluster),
         Change::Put(entry) => {
             let envelope: Option<Envelope<Glimpse>> = serde_json::from_slice(&entry.value).ok();
             let verb = if entry.created == entry.modified { "created" } else { "updated" };
@@ -281,10 +308,11 @@ fn event_of(change: &Change, time: Timestamp) -> Option<Published> {
 }
 
 /// `cluster.created` and `cluster.deleted` have a meaning of their own, told by the one who writes
-/// the record: the cluster runs, or its deletion began. A bare write of the record says neither.
+/// the record: the cluster runs, or its deletion began. The record's coming and going says neither.
 fn default_type(kind: &str, verb: &str) -> String {
     match (kind, verb) {
         ("cluster", "created") => "cluster.updated".to_owned(),
+        ("cluster", "deleted") => "cluster.removed".to_owned(),
         _ => format!("{kind}.{verb}"),
     }
 }
@@ -325,6 +353,8 @@ mod tests {
             deleted("user/a", 6),
             put("audit/1", 6, 6, "", "{}"),
             put("meta/schema", 7, 7, "", "{}"),
+            put("audit/2", 8, 8, "", "{}"),
+            deleted("cluster/c", 8),
         ];
         let later = "2030-01-01T00:00:00Z".parse().unwrap();
         let events: Vec<(String, Option<String>, u64)> = published_of(&changes, later)
@@ -344,6 +374,7 @@ mod tests {
                 ("cluster.created".to_owned(), c.clone(), 4),
                 ("operation.created".to_owned(), c, 5),
                 ("user.deleted".to_owned(), None, 6),
+                ("cluster.removed".to_owned(), Some("c".to_owned()), 8),
             ]
         );
     }

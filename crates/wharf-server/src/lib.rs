@@ -23,12 +23,13 @@ mod metrics;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
 use jiff::Timestamp;
 use tokio::{
+    net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
     task::JoinSet,
@@ -71,7 +72,7 @@ pub struct Running {
 pub async fn run(config: Config) -> Result<(), ServerError> {
     logging::init(&config.log)?;
     let http = config.http;
-    let running = start(config).await?;
+    let mut running = start(config).await?;
     let scheme = if http { "http" } else { "https" };
     tracing::info!(
         address = %running.address,
@@ -87,11 +88,16 @@ pub async fn run(config: Config) -> Result<(), ServerError> {
         // Not a log line: it goes to whoever started the server, and nowhere else.
         println!("admin password: {password}");
     }
-    wait_for_signal().await?;
+    let ended = tokio::select! {
+        signal = wait_for_signal() => signal,
+        () = running.a_part_ended() => {
+            Err(ServerError::Internal("a part of the server ended; the log says why".to_owned()))
+        }
+    };
     tracing::info!("stopping");
     running.stop().await;
     tracing::info!("stopped");
-    Ok(())
+    ended
 }
 
 /// Starts a server and returns once it takes requests.
@@ -99,26 +105,42 @@ pub async fn start(config: Config) -> Result<Running, ServerError> {
     let now = Timestamp::now();
     let options = StoreOptions { location: config.store_location()? };
     make_data_dir(&config)?;
-    let store = Store::open(&options).await?;
-    let sealer = Sealer::open(&store, &config.key_file).await?;
-    let passwords = Passwords::new().map_err(|e| ServerError::Internal(e.to_string()))?;
-    let admin_password = first_admin(&config, &store, &passwords).await?;
-
     let hostname = hostname();
-    let tcp = listener::bind_tcp(config.listen).await?;
-    let address = tcp
-        .local_addr()
-        .map_err(|source| ServerError::Listen { address: config.listen, source })?;
     let identity = match config.http {
         true => None,
         false => Some(tls::identity(&config, &hostname, now)?),
     };
+    let tcp = listener::bind_tcp(config.listen).await?;
+    let store = Store::open(&options).await?;
+    let started = start_on(config, store.clone(), tcp, identity, &hostname, now).await;
+    if started.is_err() {
+        store.close().await;
+    }
+    started
+}
+
+/// Brings up the parts on a store that is open.
+async fn start_on(
+    config: Config,
+    store: Store,
+    tcp: TcpListener,
+    identity: Option<tls::Identity>,
+    hostname: &str,
+    now: Timestamp,
+) -> Result<Running, ServerError> {
+    let sealer = Sealer::open(&store, &config.key_file).await?;
+    let passwords = Passwords::new().map_err(|e| ServerError::Internal(e.to_string()))?;
+    let address = tcp
+        .local_addr()
+        .map_err(|source| ServerError::Listen { address: config.listen, source })?;
     let unix = listener::bind_unix(&config.socket_path()).await?;
+    // Last: a password that was made by a start that failed would never be told.
+    let admin_password = first_admin(&config, &store, &passwords).await?;
 
     let (owned_sender, owned) = watch::channel(Owned::new());
     let is_member = Arc::new(AtomicBool::new(false));
     let me = Member {
-        id: new_server_id(&hostname),
+        id: new_server_id(hostname),
         address: address.to_string(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started_at: now,
@@ -135,6 +157,7 @@ pub async fn start(config: Config) -> Result<Running, ServerError> {
         login_limits: LoginLimits::new(),
         owned,
         stopping: CancellationToken::new(),
+        streams: Mutex::default(),
         is_member: is_member.clone(),
         config,
     });
@@ -154,6 +177,13 @@ pub async fn start(config: Config) -> Result<Running, ServerError> {
 }
 
 impl Running {
+    /// Returns if a part ends that should not: a server with a dead part must not look alive.
+    async fn a_part_ended(&mut self) {
+        if let Some(Err(error)) = self.tasks.join_next().await {
+            tracing::error!(?error, "a part of the server failed");
+        }
+    }
+
     /// Stops in order, within 10 s: no new requests, open ones end, the lease goes back, the store
     /// closes.
     pub async fn stop(mut self) {

@@ -10,7 +10,7 @@ use prometheus_client::{
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
-    pub method: String,
+    pub method: &'static str,
     /// The route's pattern, never the path itself: paths are without number.
     pub route: String,
     pub status: u16,

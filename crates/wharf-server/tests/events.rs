@@ -104,7 +104,7 @@ async fn a_listener_that_does_not_read_never_delays_a_writer_and_learns_its_loss
     let reading = tokio::spawn(async move {
         let mut count = 0;
         while count < 10_000 {
-            match reader.next().await.unwrap() {
+            match reader.next().await.unwrap().unwrap() {
                 Delivery::Event(event) => {
                     count += u32::from(event.event.resource.starts_with("x/"))
                 }
@@ -124,14 +124,14 @@ async fn a_listener_that_does_not_read_never_delays_a_writer_and_learns_its_loss
     }
     let read = tokio::time::timeout(DEADLINE, reading).await.unwrap().unwrap();
     assert!(read.is_none() || read == Some(10_000));
-    let first = tokio::time::timeout(DEADLINE, sleeper.next()).await.unwrap().unwrap();
+    let first = tokio::time::timeout(DEADLINE, sleeper.next()).await.unwrap().unwrap().unwrap();
     let Delivery::Lost { resumed_at, .. } = first else { panic!("{first:?}") };
     // What it gets next is later than what it was told it lost.
     assert!(matches!(
         app.store.commit(Txn::new().put("x/last", *b"1")).await.unwrap(),
         wharf_store::Outcome::Committed(_)
     ));
-    let next = tokio::time::timeout(DEADLINE, sleeper.next()).await.unwrap().unwrap();
+    let next = tokio::time::timeout(DEADLINE, sleeper.next()).await.unwrap().unwrap().unwrap();
     let Delivery::Event(event) = next else { panic!("{next:?}") };
     assert!(event.event.revision > resumed_at.0);
 }

@@ -143,6 +143,102 @@ async fn connections_that_say_nothing_or_too_much_are_closed_and_others_are_serv
 }
 
 #[tokio::test]
+async fn silent_strangers_neither_stay_nor_lock_the_owner_out() {
+    let server = TestServer::start_with(|config| {
+        config.limits.header_seconds = 2;
+        config.limits.connections = 10;
+        config.limits.connections_per_address = 10;
+    })
+    .await;
+    let address = server.running.as_ref().unwrap().address;
+    let mut silent = Vec::new();
+    for i in 0..10 {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        // Some say nothing at all, some begin like HTTP/1, some like HTTP/2.
+        let word: &[u8] =
+            [&b""[..], b"P", b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"][i % 4];
+        stream.write_all(word).await.unwrap();
+        silent.push(stream);
+    }
+    let socket = wharf_api::client::Target::Socket(server.app().config.socket_path());
+    let local = wharf_api::client::Client::new(socket).unwrap();
+    let me: wharf_api::user::WhoAmI = local.get("/whoami").await.unwrap();
+    assert_eq!(me.name, "local");
+    for mut stream in silent {
+        let mut answer = Vec::new();
+        let closed = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut answer)).await;
+        assert!(closed.is_ok(), "a silent connection stays open");
+    }
+    assert_eq!(server.get("/whoami", &server.admin).await.status(), 200);
+}
+
+#[tokio::test]
+async fn one_address_gets_only_its_share_of_connections() {
+    let server = TestServer::start_with(|config| {
+        config.limits.connections = 20;
+        config.limits.connections_per_address = 5;
+    })
+    .await;
+    let address = server.running.as_ref().unwrap().address;
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(tokio::net::TcpStream::connect(address).await.unwrap());
+    }
+    let mut surplus = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut answer = Vec::new();
+    let read =
+        tokio::time::timeout(Duration::from_secs(10), surplus.read_to_end(&mut answer)).await;
+    // Closed at once, long before an idle connection would be.
+    assert!(read.is_ok() && answer.is_empty(), "the surplus connection stays open");
+    let other = tokio::net::TcpSocket::new_v4().unwrap();
+    other.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = other.connect(address).await.unwrap();
+    other
+        .write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    other.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test]
+async fn invented_methods_and_names_leave_no_trace_and_no_error() {
+    let server = TestServer::start().await;
+    for i in 0..5 {
+        let method = Method::from_bytes(format!("FOO{i}").as_bytes()).unwrap();
+        server.request(method, "/users", &server.admin).send().await.unwrap();
+    }
+    let metrics = server.http.get(format!("{}/metrics", server.base)).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    assert!(!metrics.contains("FOO"), "{metrics}");
+    assert!(metrics.contains("method=\"other\""), "{metrics}");
+    let long = format!("/clusters/{}", "a".repeat(1100));
+    for path in ["/clusters/%00", "/clusters/%0a", &long, "/users/%00/tokens", "/users/%00"] {
+        assert_eq!(server.get(path, &server.admin).await.status(), 404, "{path}");
+    }
+    let path = "/users/admin/tokens/%00";
+    assert_eq!(server.delete(path, &server.admin).await.status(), 404);
+}
+
+#[tokio::test]
+async fn the_first_password_is_told_by_the_first_start_that_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = wharf_server::Config {
+        admin_password_file: std::path::PathBuf::new(),
+        listen: taken.local_addr().unwrap(),
+        ..common::config(dir.path())
+    };
+    let error = wharf_server::start(config.clone()).await.map(drop).unwrap_err();
+    assert!(error.hint().unwrap().contains("--listen"), "{error}");
+    config.listen = "127.0.0.1:0".parse().unwrap();
+    let running = wharf_server::start(config).await.unwrap();
+    assert!(running.admin_password.is_some(), "the password was lost with the failed start");
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn a_request_that_takes_too_long_is_ended() {
     let server = TestServer::start_with(|config| config.limits.request_seconds = 1).await;
     let address = server.running.as_ref().unwrap().address;

@@ -92,6 +92,14 @@ fn the_certificate_is_made_anew_before_it_ends_or_when_a_name_is_added() {
     let renewed = make(&config, days(340));
     assert_eq!(renewed.0, first.0, "the authority changed, which clients have pinned");
     assert_ne!(renewed.1, first.1, "not made anew before its end");
+    // Without the authority's key a good certificate is still served, and no new authority made.
+    let key = config.data_dir.join("tls/ca.key");
+    let kept = std::fs::read(&key).unwrap();
+    std::fs::remove_file(&key).unwrap();
+    assert_eq!(make(&config, days(340)), renewed);
+    let error = tls::identity(&config, "host", days(700)).map(drop).unwrap_err();
+    assert!(error.to_string().contains("ca.key"), "{error}");
+    std::fs::write(&key, kept).unwrap();
     config.tls.names.push("wharf.example.org".to_owned());
     let named = make(&config, days(340));
     assert_eq!(named.0, first.0);

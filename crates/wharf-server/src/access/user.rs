@@ -9,7 +9,7 @@ use wharf_core::{
 use wharf_store::{Compare, Revision, Store, StoreResult, Stored, Txn, typed::key_of};
 
 use crate::{
-    access::{Caller, audit, password},
+    access::{Caller, audit, password, random_text},
     app::AppState,
     error::{ApiError, ApiResult},
 };
@@ -27,7 +27,8 @@ pub async fn get(app: &AppState, caller: &Caller, name: &str) -> ApiResult<Store
     find(&app.store, name).await
 }
 
-async fn find(store: &Store, name: &str) -> ApiResult<Stored<User>> {
+/// A user; names that cannot be are not there either.
+pub async fn find(store: &Store, name: &str) -> ApiResult<Stored<User>> {
     match check_user_name(name) {
         Ok(()) => store.read::<User>(name).await?.ok_or_else(|| ApiError::not_found("user", name)),
         Err(_) => Err(ApiError::not_found("user", name)),
@@ -53,6 +54,7 @@ pub async fn create(
         name: name.to_owned(),
         role,
         password_hash: app.passwords.hash(&secret).await?,
+        token_epoch: random_text::<16>(),
         created_at: now,
     };
     let txn = Txn::new().create(name, &user, now)?;
@@ -100,6 +102,7 @@ pub async fn set_role(
     change(app, caller, "user.update", name, if_match, |user| user.role = role.clone()).await
 }
 
+/// Sets a password and ends all tokens that were made under the old one.
 pub async fn set_password(
     app: &AppState,
     caller: &Caller,
@@ -112,6 +115,7 @@ pub async fn set_password(
     let user = find(&app.store, name).await?;
     if caller.is_user(name) {
         let hash = user.value.password_hash.as_str();
+        app.login_limits.check(name, &caller.origin)?;
         let right = match old {
             Some(old) => app.passwords.verify(old, Some(hash)).await?,
             None => false,
@@ -122,9 +126,12 @@ pub async fn set_password(
         }
     }
     let hash = app.passwords.hash(new).await?;
-    change(app, caller, "user.password", name, None, |user| user.password_hash.clone_from(&hash))
-        .await
-        .map(drop)
+    change(app, caller, "user.password", name, None, |user| {
+        user.password_hash.clone_from(&hash);
+        user.token_epoch = random_text::<16>();
+    })
+    .await
+    .map(drop)
 }
 
 pub async fn delete(
@@ -217,6 +224,7 @@ pub async fn bootstrap(
         name: "admin".to_owned(),
         role: Role::Admin,
         password_hash: passwords.hash(&secret).await?,
+        token_epoch: random_text::<16>(),
         created_at: now,
     };
     match store.commit(Txn::new().create("admin", &admin, now)?).await? {

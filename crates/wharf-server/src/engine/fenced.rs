@@ -3,6 +3,10 @@
 use wharf_core::cluster::ClusterRecord;
 use wharf_store::{Outcome, Revision, Store, StoreError, Stored, Txn};
 
+/// How often a write is tried again because somebody else changed the record; each time somebody
+/// got ahead, so this many in a row means that something is wrong.
+const TRIES: usize = 100;
+
 /// The right to write about one cluster, as long as its record carries the epoch.
 #[derive(Clone)]
 pub struct Fenced {
@@ -20,6 +24,8 @@ pub enum FencedError {
     Fenced { cluster: String, mine: u64, found: u64 },
     #[error("the cluster {cluster} is gone")]
     Gone { cluster: String },
+    #[error("the record of the cluster {cluster} was changed by others {TRIES} times in a row")]
+    Contended { cluster: String },
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -38,7 +44,7 @@ impl Fenced {
         &self,
         build: impl Fn(&Stored<ClusterRecord>) -> Result<Txn, StoreError>,
     ) -> Result<Revision, FencedError> {
-        loop {
+        for _ in 0..TRIES {
             let Some(record) = self.store.read::<ClusterRecord>(&self.cluster).await? else {
                 return Err(FencedError::Gone { cluster: self.cluster.clone() });
             };
@@ -52,5 +58,6 @@ impl Fenced {
                 return Ok(revision);
             }
         }
+        Err(FencedError::Contended { cluster: self.cluster.clone() })
     }
 }

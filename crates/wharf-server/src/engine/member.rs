@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use wharf_core::{cluster::ServerId, record::Kind};
-use wharf_store::{Store, StoreResult};
+use wharf_store::{Decoded, Store, StoreResult};
 
 /// How long a server that is gone still counts. Short enough that another takes over within 10 s,
 /// long enough to survive two lost keep-alives on a busy machine.
@@ -27,5 +27,7 @@ impl Kind for Member {
 /// The servers that hold a lease now.
 pub async fn observe_members(store: &Store) -> StoreResult<Vec<ServerId>> {
     let (members, _) = store.read_all::<Member>("").await?;
-    Ok(members.into_iter().flatten().map(|member| member.value.id).collect())
+    // By their keys: a record of another version that cannot be read is a member all the same.
+    let id = |member: Decoded<Member>| member.map_or_else(|unreadable| unreadable.id, |m| m.id);
+    Ok(members.into_iter().map(|member| ServerId(id(member))).collect())
 }

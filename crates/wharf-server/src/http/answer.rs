@@ -8,21 +8,24 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use wharf_api::error::ErrorCode;
+use wharf_api::error::{ErrorBody, ErrorCode};
 use wharf_store::Revision;
 
 use crate::error::ApiError;
 
-/// Why an answer failed, for the log; see [`super::layers`].
+/// Why the server failed, for the log, and what it said; see [`super::layers`].
 #[derive(Clone)]
-pub struct Cause(pub Arc<dyn std::error::Error + Send + Sync>);
+pub struct Failure {
+    pub cause: Arc<dyn std::error::Error + Send + Sync>,
+    pub body: ErrorBody,
+}
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.body.status);
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let code = self.body.code;
-        let mut response = (status, Json(self.body)).into_response();
+        let mut response = (status, Json(&self.body)).into_response();
         if code == ErrorCode::Unauthorized {
             let scheme = HeaderValue::from_static("Bearer");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
@@ -31,7 +34,8 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if let Some(cause) = self.cause {
-            response.extensions_mut().insert(Cause(Arc::from(cause)));
+            let failure = Failure { cause: Arc::from(cause), body: self.body };
+            response.extensions_mut().insert(failure);
         }
         response
     }

@@ -4,7 +4,7 @@ use axum::{Json, extract::State, http::StatusCode};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use wharf_api::{cluster::Cluster, error::ErrorBody, resource::Collection};
-use wharf_core::cluster::ClusterRecord;
+use wharf_core::{cluster::ClusterRecord, name::check_cluster_name};
 
 use super::{
     answer::Tagged,
@@ -59,7 +59,7 @@ pub async fn get(
     Path(name): Path<String>,
 ) -> ApiResult<Tagged<Cluster>> {
     let missing = || ApiError::not_found("cluster", &name);
-    if !caller.role.sees_cluster(&name) {
+    if check_cluster_name(&name).is_err() || !caller.role.sees_cluster(&name) {
         return Err(missing());
     }
     let entry = app.store.get(&wharf_store::typed::key_of::<ClusterRecord>(&name)).await?;

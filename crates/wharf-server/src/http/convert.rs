@@ -137,7 +137,7 @@ pub fn cluster(prefix: &str, stored: &Stored<ClusterRecord>) -> wire_cluster::Cl
     wire_cluster::Cluster {
         head: cluster_head(prefix, &stored.id, record.created_at),
         name: record.spec.name.clone(),
-        status: format!("{:?}", record.state),
+        status: record.state.name().to_owned(),
         reason: None,
         node_count: nodes.len(),
         nodes,

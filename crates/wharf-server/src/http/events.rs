@@ -1,23 +1,28 @@
 //! `/events`: live changes as server-sent events.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     extract::State,
     http::{HeaderMap, HeaderName},
     response::{IntoResponse, Response, Sse, sse},
 };
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
 use wharf_api::{
     error::{ErrorBody, ErrorCode},
     event::{Event, Lost},
 };
+use wharf_core::access::Role;
 use wharf_store::Revision;
 
 use crate::{
-    access::{Caller, CallerKind},
+    access::{Caller, CallerKind, token},
     app::App,
     error::{ApiError, ApiResult},
     events::{Delivery, Subscription},
@@ -37,7 +42,7 @@ pub async fn stream(
     caller: Caller,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    let open = Open::new(&app)?;
+    let open = Open::new(&app, &caller)?;
     let subscription = app.hub.subscribe(last_seen(&headers)?).await?;
     let events = deliver(app, caller, subscription, open);
     Ok(Sse::new(events).keep_alive(sse::KeepAlive::new().interval(KEEP_ALIVE)).into_response())
@@ -62,34 +67,52 @@ fn deliver(
     open: Open,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let end = end_of(app.stopping.clone(), &caller);
+    // At once and without an event: where to resume, should the stream break before the first.
+    let position = sse::Event::default().id(subscription.position().to_string());
     let state = (app, caller, subscription, open);
     let events = stream::unfold(state, |(app, caller, mut subscription, open)| async move {
-        loop {
-            let event = match subscription.next().await? {
-                // Whoever comes back is looked at anew, and may get less or nothing.
-                Delivery::Event(published) if caller.rests_on(&published.event.resource) => {
+        let event = next_event(&app, &caller, &mut subscription).await?;
+        Some((Ok(event), (app, caller, subscription, open)))
+    });
+    stream::once(async { Ok(position) }).chain(events).take_until(end)
+}
+
+/// The next event that the caller may see; `None` ends the stream, and whoever comes back is
+/// looked at anew.
+async fn next_event(
+    app: &App,
+    caller: &Caller,
+    subscription: &mut Subscription,
+) -> Option<sse::Event> {
+    loop {
+        let delivery = match subscription.next().await {
+            Ok(delivery) => delivery?,
+            Err(error) => {
+                tracing::warn!(?error, "an event stream ends: the store does not answer");
+                return None;
+            }
+        };
+        match delivery {
+            Delivery::Event(published) if caller.rests_on(&published.event.resource) => {
+                return None;
+            }
+            Delivery::Event(published) if published.is_for(&caller.role) => {
+                let event = sse::Event::default().id(published.complete.to_string());
+                return Some(event.event(&published.event.type_).data(&published.json));
+            }
+            Delivery::Event(_) => {}
+            Delivery::Lost { resumed_at, reason } => {
+                app.metrics.events_lost.inc();
+                // Among what was lost may be the end of the caller's own rights.
+                if !token::still_holds(&app.store, caller).await.unwrap_or(false) {
                     return None;
                 }
-                Delivery::Event(published) if published.is_for(&caller.role) => {
-                    sse::Event::default()
-                        .id(published.complete.to_string())
-                        .event(&published.event.type_)
-                        .data(&published.json)
-                }
-                Delivery::Event(_) => continue,
-                Delivery::Lost { resumed_at, reason } => {
-                    app.metrics.events_lost.inc();
-                    let lost = Lost { resumed_at: resumed_at.0, reason: reason.to_owned() };
-                    sse::Event::default()
-                        .id(resumed_at.to_string())
-                        .event("lost")
-                        .data(serde_json::to_string(&lost).unwrap_or_default())
-                }
-            };
-            return Some((Ok(event), (app, caller, subscription, open)));
+                let lost = Lost { resumed_at: resumed_at.0, reason: reason.to_owned() };
+                let event = sse::Event::default().id(resumed_at.to_string()).event("lost");
+                return Some(event.data(serde_json::to_string(&lost).unwrap_or_default()));
+            }
         }
-    });
-    futures_util::StreamExt::take_until(events, end)
+    }
 }
 
 /// When the server stops or the caller's token expires.
@@ -107,29 +130,42 @@ fn end_of(stopping: CancellationToken, caller: &Caller) -> impl Future<Output = 
     }
 }
 
+/// A viewer's streams at once: a few browsers and scripts, not all there are.
+const STREAMS_PER_VIEWER: usize = 50;
+
 /// Counts an open stream for as long as it lives.
 struct Open {
     app: App,
+    user: String,
 }
 
 impl Open {
-    fn new(app: &App) -> ApiResult<Self> {
-        let before = app.metrics.event_streams.inc();
-        let open = Self { app: Arc::clone(app) };
+    fn new(app: &App, caller: &Caller) -> ApiResult<Self> {
         let limit = app.config.limits.event_streams;
-        if usize::try_from(before).is_ok_and(|before| before >= limit) {
-            return Err(ApiError::new(
-                ErrorCode::Unavailable,
-                format!("there are already {limit} event streams"),
-            )
-            .hint("close some, or raise limits.event_streams"));
+        let own_limit = if caller.role == Role::Admin { limit } else { STREAMS_PER_VIEWER };
+        let mut streams = app.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = streams.values().sum();
+        let own = streams.entry(caller.name.clone()).or_default();
+        if all >= limit || *own >= own_limit {
+            let message = format!("there are already {all} event streams, {own} of them yours");
+            return Err(ApiError::new(ErrorCode::Unavailable, message)
+                .hint("close some, or raise limits.event_streams"));
         }
-        Ok(open)
+        *own += 1;
+        app.metrics.event_streams.inc();
+        Ok(Self { app: Arc::clone(app), user: caller.name.clone() })
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         self.app.metrics.event_streams.dec();
+        let mut streams = self.app.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = streams.get_mut(&self.user) {
+            *own -= 1;
+            if *own == 0 {
+                streams.remove(&self.user);
+            }
+        }
     }
 }

@@ -48,7 +48,8 @@ fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
         Some(other) => Err(ApiError::new(
             ErrorCode::UnsupportedMediaType,
             format!("the body must be application/json, not {other:?}"),
-        )),
+        )
+        .hint("send the header `Content-Type: application/json`")),
     }
 }
 

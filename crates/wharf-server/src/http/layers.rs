@@ -3,14 +3,15 @@
 use std::time::{Duration, Instant};
 
 use axum::{
+    Json,
     extract::{MatchedPath, Request, State},
-    http::{HeaderName, HeaderValue, header},
+    http::{HeaderName, HeaderValue, Method, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use wharf_api::error::ErrorCode;
 
-use super::answer::Cause;
+use super::answer::Failure;
 use crate::{
     access::random_text,
     app::App,
@@ -46,14 +47,19 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     let mut response = next.run(request).await;
     let status = response.status().as_u16();
     let elapsed = started.elapsed();
-    match response.extensions().get::<Cause>() {
-        Some(Cause(cause)) if status >= 500 => {
+    match response.extensions_mut().remove::<Failure>() {
+        Some(Failure { cause, mut body }) => {
             let cause = chain(cause.as_ref());
             tracing::error!(request_id = id.0, %method, path, status, cause, "request failed");
+            if body.hint.is_none() {
+                body.hint = Some(format!("the server's log has the details under {}", id.0));
+                response = (response.status(), Json(body)).into_response();
+            }
         }
-        _ => tracing::debug!(request_id = id.0, %method, path, status, ?elapsed, "request"),
+        None => tracing::debug!(request_id = id.0, %method, path, status, ?elapsed, "request"),
     }
-    let labels = RequestLabels { method: method.to_string(), route: route.clone(), status };
+    let method = known_method(&method);
+    let labels = RequestLabels { method, route: route.clone(), status };
     app.metrics.requests.get_or_create(&labels).inc();
     let seconds = elapsed.as_secs_f64();
     app.metrics.request_seconds.get_or_create(&RouteLabels { route }).observe(seconds);
@@ -64,6 +70,20 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
+}
+
+/// Methods can be invented without end, and each would be a series of its own for ever.
+fn known_method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        Method::PATCH => "PATCH",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    }
 }
 
 fn request_id(request: &Request) -> RequestId {

@@ -1,9 +1,23 @@
 //! Connections: accepted up to a limit, over TLS, plain or the Unix socket, and brought to an
 //! orderly end.
 
-use std::{net::SocketAddr, os::unix::fs::PermissionsExt, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use axum::Router;
+use axum::{Router, body::Body};
+use http_body_util::BodyExt;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -12,7 +26,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
@@ -23,6 +37,10 @@ use crate::{app::App, error::ServerError};
 
 /// How long open requests may take to end once the server stops; the whole stop takes 10 s at most.
 pub const DRAIN: Duration = Duration::from_secs(7);
+/// For the last words to a peer whose connection is closed because it asks nothing.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Connections of the local command line at once.
+const LOCAL_CONNECTIONS: usize = 100;
 /// After an accept that failed, as when the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Requests at once on one HTTP/2 connection.
@@ -61,6 +79,8 @@ pub async fn bind_unix(path: &Path) -> Result<UnixListener, ServerError> {
 pub async fn serve(app: App, router: Router, listeners: Listeners) {
     let server = Arc::new(Server {
         slots: Arc::new(Semaphore::new(app.config.limits.connections)),
+        local_slots: Arc::new(Semaphore::new(LOCAL_CONNECTIONS)),
+        by_address: Mutex::new(HashMap::new()),
         connections: TaskTracker::new(),
         http: http_builder(&app),
         tls: listeners.tls,
@@ -83,6 +103,8 @@ struct Server {
     router: Router,
     tls: Option<TlsAcceptor>,
     slots: Arc<Semaphore>,
+    local_slots: Arc<Semaphore>,
+    by_address: Mutex<HashMap<IpAddr, usize>>,
     connections: TaskTracker,
     http: auto::Builder<TokioExecutor>,
 }
@@ -107,8 +129,9 @@ async fn accept_tcp(server: &Arc<Server>, listener: TcpListener) {
     loop {
         match listener.accept().await {
             Ok((stream, address)) => {
-                let Some(slot) = server.slot() else { continue };
-                let peer = Peer::Address(address.ip().to_canonical());
+                let address = address.ip().to_canonical();
+                let Some(slot) = Slot::take(server, Some(address)) else { continue };
+                let peer = Peer::Address(address);
                 let server_of_task = server.clone();
                 server.connections.spawn(async move {
                     server_of_task.serve_tcp(stream, peer).await;
@@ -124,7 +147,7 @@ async fn accept_unix(server: &Arc<Server>, listener: UnixListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let Some(slot) = server.slot() else { continue };
+                let Some(slot) = Slot::take(server, None) else { continue };
                 let server_of_task = server.clone();
                 server.connections.spawn(async move {
                     server_of_task.serve_stream(stream, Peer::Local).await;
@@ -142,18 +165,15 @@ async fn pause_after(error: &std::io::Error) {
 }
 
 impl Server {
-    /// Room for one more connection; without it the connection is closed at once.
-    fn slot(&self) -> Option<Slot> {
-        match self.slots.clone().try_acquire_owned() {
-            Ok(permit) => {
-                self.app.metrics.connections.inc();
-                Some(Slot { app: self.app.clone(), _permit: permit })
-            }
-            Err(_) => {
-                self.app.metrics.connections_refused.inc();
-                None
-            }
+    /// Counts a connection from an address; false if it has its share already.
+    fn admit(&self, address: IpAddr) -> bool {
+        let mut counts = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_default();
+        let room = *count < self.app.config.limits.connections_per_address;
+        if room {
+            *count += 1;
         }
+        room
     }
 
     async fn serve_tcp(&self, stream: TcpStream, peer: Peer) {
@@ -175,20 +195,22 @@ impl Server {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         peer: Peer,
     ) {
-        let service = self.router.clone().map_request(
-            move |mut request: http::Request<hyper::body::Incoming>| {
-                request.extensions_mut().insert(peer.clone());
-                request
-            },
-        );
+        let activity = Arc::new(Activity::default());
+        let service = Tracked { router: self.router.clone(), peer, activity: activity.clone() };
         let service = TowerToHyperService::new(service);
         let connection = self.http.serve_connection_with_upgrades(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
+        let idle = Duration::from_secs(self.app.config.limits.header_seconds);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = self.app.stopping.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
+            }
+            () = activity.idle_for(idle) => {
+                connection.as_mut().graceful_shutdown();
+                // Time for a word of farewell; a peer that was silent so far is not waited for.
+                tokio::time::timeout(FAREWELL, connection).await.unwrap_or(Ok(()))
             }
         };
         if let Err(error) = ended {
@@ -197,14 +219,118 @@ impl Server {
     }
 }
 
-/// Counts a connection for as long as it lives.
+/// The router, told where its requests come from, with every request noted until the last byte of
+/// its answer is written.
+#[derive(Clone)]
+struct Tracked {
+    router: Router,
+    peer: Peer,
+    activity: Arc<Activity>,
+}
+
+impl tower::Service<http::Request<hyper::body::Incoming>> for Tracked {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: http::Request<hyper::body::Incoming>) -> Self::Future {
+        let busy = Busy::new(&self.activity);
+        request.extensions_mut().insert(self.peer.clone());
+        let answer = self.router.clone().oneshot(request);
+        Box::pin(async move {
+            let response = answer.await?;
+            // The body owns the note: it is dropped with it.
+            let hold = move |frame| {
+                let _until_the_end = &busy;
+                frame
+            };
+            Ok(response.map(|body| Body::new(body.map_frame(hold))))
+        })
+    }
+}
+
+/// What a connection is doing: a peer that asks nothing is not kept.
+struct Activity {
+    requests: AtomicUsize,
+    changed: Notify,
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        Self { requests: AtomicUsize::new(0), changed: Notify::new() }
+    }
+}
+
+impl Activity {
+    /// Returns once no request has been under way for that long.
+    async fn idle_for(&self, limit: Duration) {
+        loop {
+            let changed = self.changed.notified();
+            if self.requests.load(Ordering::Acquire) > 0 {
+                changed.await;
+            } else if tokio::time::timeout(limit, changed).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A request under way.
+struct Busy(Arc<Activity>);
+
+impl Busy {
+    fn new(activity: &Arc<Activity>) -> Self {
+        activity.requests.fetch_add(1, Ordering::AcqRel);
+        activity.changed.notify_one();
+        Self(Arc::clone(activity))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.requests.fetch_sub(1, Ordering::AcqRel);
+        self.0.changed.notify_one();
+    }
+}
+
+/// Room for one connection, for as long as it lives.
 struct Slot {
-    app: App,
+    server: Arc<Server>,
+    address: Option<IpAddr>,
     _permit: OwnedSemaphorePermit,
+}
+
+impl Slot {
+    /// `None` if there are too many; then the connection is closed at once. The local socket has
+    /// its own room, so that strangers cannot lock the owner out.
+    fn take(server: &Arc<Server>, address: Option<IpAddr>) -> Option<Self> {
+        let slots = if address.is_some() { &server.slots } else { &server.local_slots };
+        let permit = Arc::clone(slots).try_acquire_owned().ok();
+        let permit = permit.filter(|_| address.is_none_or(|address| server.admit(address)));
+        let metrics = &server.app.metrics;
+        let Some(permit) = permit else {
+            metrics.connections_refused.inc();
+            return None;
+        };
+        metrics.connections.inc();
+        Some(Self { server: Arc::clone(server), address, _permit: permit })
+    }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.app.metrics.connections.dec();
+        self.server.app.metrics.connections.dec();
+        let Some(address) = self.address else { return };
+        let mut counts = self.server.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&address);
+            }
+        }
     }
 }

@@ -55,14 +55,14 @@ pub fn identity(config: &Config, hostname: &str, now: Timestamp) -> Result<Ident
     let files = Files::new(&config.data_dir);
     let names = names(config, hostname);
     std::fs::create_dir_all(&files.dir).map_err(file_error("make", &files.dir))?;
-    if !files.authority.exists() || !files.authority_key.exists() {
+    if !files.authority.exists() {
         make_authority(&files, hostname, now)?;
     }
-    if !is_current(&files, &names, now) {
-        make_certificate(&files, &names, now)?;
+    let fingerprint = fingerprint(&files.authority)?;
+    if !is_current(&files, &fingerprint, &names, now) {
+        make_certificate(&files, &fingerprint, &names, now)?;
     }
     let server = server_config(&files.certificate, &files.key)?;
-    let fingerprint = fingerprint(&files.authority)?;
     Ok(Identity { server, authority: Some(Authority { file: files.authority, fingerprint }) })
 }
 
@@ -100,6 +100,7 @@ impl Files {
 /// What the certificate was made for, beside it, so that a start need not take it apart.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Made {
+    authority: String,
     names: Vec<String>,
     ends_at: Timestamp,
 }
@@ -126,14 +127,16 @@ fn own_addresses() -> Option<String> {
     socket.local_addr().ok().map(|address| address.ip().to_string())
 }
 
-fn is_current(files: &Files, names: &[String], now: Timestamp) -> bool {
+fn is_current(files: &Files, authority: &str, names: &[String], now: Timestamp) -> bool {
     let made = std::fs::read(&files.names).ok();
     let made: Option<Made> = made.and_then(|text| serde_json::from_slice(&text).ok());
     let there = files.certificate.exists() && files.key.exists();
     let renew_at = now.as_second() + RENEW_DAYS * DAY;
     there
         && made.is_some_and(|made| {
-            made.ends_at.as_second() > renew_at && names.iter().all(|n| made.names.contains(n))
+            made.authority == authority
+                && made.ends_at.as_second() > renew_at
+                && names.iter().all(|n| made.names.contains(n))
         })
 }
 
@@ -145,11 +148,17 @@ fn make_authority(files: &Files, hostname: &str, now: Timestamp) -> Result<(), S
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     set_validity(&mut params, now, AUTHORITY_DAYS)?;
     let certificate = params.self_signed(&key).map_err(tls_error("making the authority"))?;
+    // The key goes first: an authority without its key is never made.
     write_file(&files.authority_key, &key.serialize_pem(), 0o600)?;
     write_file(&files.authority, &certificate.pem(), 0o644)
 }
 
-fn make_certificate(files: &Files, names: &[String], now: Timestamp) -> Result<(), ServerError> {
+fn make_certificate(
+    files: &Files,
+    authority: &str,
+    names: &[String],
+    now: Timestamp,
+) -> Result<(), ServerError> {
     let read = |path: &Path| std::fs::read_to_string(path).map_err(file_error("read", path));
     let authority_pem = read(&files.authority)?;
     let authority_key = KeyPair::from_pem(&read(&files.authority_key)?)
@@ -167,7 +176,7 @@ fn make_certificate(files: &Files, names: &[String], now: Timestamp) -> Result<(
         params.signed_by(&key, &issuer).map_err(tls_error("making the certificate"))?;
     let ends_at =
         Timestamp::from_second(now.as_second() + CERTIFICATE_DAYS * DAY).unwrap_or(Timestamp::MAX);
-    let made = Made { names: names.to_vec(), ends_at };
+    let made = Made { authority: authority.to_owned(), names: names.to_vec(), ends_at };
     let made =
         serde_json::to_string_pretty(&made).map_err(|e| ServerError::Internal(e.to_string()))?;
     // The note goes first away and last back: a crash between the writes makes all anew.

@@ -132,8 +132,9 @@ async fn read(
             Some(Ok(received)) => received,
         };
         match &received.item {
-            EventItem::Event(event) => print(event, format)?,
-            EventItem::Lost(lost) => {
+            None => {}
+            Some(EventItem::Event(event)) => print(event, format)?,
+            Some(EventItem::Lost(lost)) => {
                 let Lost { resumed_at, reason } = lost;
                 output::note(&format!("changes up to revision {resumed_at} are missing: {reason}"));
             }
