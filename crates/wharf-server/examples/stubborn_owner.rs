@@ -5,7 +5,7 @@
 //! Usage: `stubborn_owner DATA_DIR STORE KEY_FILE`. It prints `ready ID`, and the first time that
 //! a write is refused, `fenced CLUSTER EPOCH`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
     collections::{BTreeMap, BTreeSet},

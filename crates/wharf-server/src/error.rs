@@ -14,7 +14,7 @@ pub type ApiResult<T> = Result<T, ApiError>;
 /// to the log and never to the caller.
 #[derive(Debug)]
 pub struct ApiError {
-    pub body: ErrorBody,
+    pub body: Box<ErrorBody>,
     pub retry_after_seconds: Option<u64>,
     pub cause: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -63,7 +63,7 @@ impl ApiError {
 
 impl From<ErrorBody> for ApiError {
     fn from(body: ErrorBody) -> Self {
-        Self { body, retry_after_seconds: None, cause: None }
+        Self { body: Box::new(body), retry_after_seconds: None, cause: None }
     }
 }
 

@@ -106,7 +106,7 @@ async fn a_listener_that_does_not_read_never_delays_a_writer_and_learns_its_loss
         while count < 10_000 {
             match reader.next().await.unwrap().unwrap() {
                 Delivery::Event(event) => {
-                    count += u32::from(event.event.resource.starts_with("x/"))
+                    count += u32::from(event.event.resource.starts_with("x/"));
                 }
                 Delivery::Lost { .. } => return None,
             }

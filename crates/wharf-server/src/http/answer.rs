@@ -17,7 +17,7 @@ use crate::error::ApiError;
 #[derive(Clone)]
 pub struct Failure {
     pub cause: Arc<dyn std::error::Error + Send + Sync>,
-    pub body: ErrorBody,
+    pub body: Box<ErrorBody>,
 }
 
 impl IntoResponse for ApiError {

@@ -122,10 +122,9 @@ pub async fn time_limit(State(app): State<App>, request: Request, next: Next) ->
 
 /// A panic of a handler is a defect: it is logged, and the caller learns no detail.
 pub fn caught_panic(panic: Box<dyn std::any::Any + Send>) -> Response {
-    let text = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without words".to_owned());
+    let text = match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => panic.downcast::<&str>().map_or("a panic without words", |text| *text).into(),
+    };
     ApiError::internal(format!("a handler panicked: {text}")).into_response()
 }
