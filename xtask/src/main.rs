@@ -1,6 +1,7 @@
 //! Development commands: `cargo xtask …`. `cargo xtask --help` lists them.
 
 mod assets;
+mod bench;
 mod demo;
 mod hosts;
 mod needs;
@@ -20,6 +21,7 @@ enum Command {
     /// Real machines on this one, for tests and for trying things
     #[command(subcommand)]
     Hosts(hosts::Hosts),
+    Bench(bench::BenchArgs),
     /// Look for what a reviewer would say again and again
     Tidy,
     /// Rewrite the files in docs/ that are made from the code
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::run(&args),
         Command::Assets(args) => assets::run(&args),
         Command::Hosts(hosts) => hosts::run(&hosts),
+        Command::Bench(args) => bench::run(&args),
         Command::Tidy => tidy::run(),
         Command::Update => verify::update(),
     };

@@ -16,6 +16,11 @@ pub fn ensure_build() -> Result<()> {
     )
 }
 
+/// What the benchmarks use to see the disk synced, and to see that refused which is not.
+pub fn ensure_bench() -> Result<()> {
+    debian::ensure("the benchmarks", &[("strace", "strace"), ("eatmydata", "eatmydata")])
+}
+
 /// The licence and ban checker, built once into the cache.
 pub fn ensure_cargo_deny() -> Result<PathBuf> {
     let root = wharf_testbed::cache_dir()?.join("tools").join(format!("cargo-deny-{CARGO_DENY}"));

@@ -189,7 +189,7 @@ mod tests {
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut got = [0; 512];
-            stream.read(&mut got).await.unwrap();
+            assert!(stream.read(&mut got).await.unwrap() > 0);
             for part in reply {
                 stream.write_all(part).await.unwrap();
                 stream.flush().await.unwrap();

@@ -50,6 +50,9 @@ enum Part {
     Rest,
 }
 
+/// Measures one part and adds its rows.
+type Measure = fn(&StoreArgs, &mut Report) -> Result<()>;
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.1..=300.0).contains(&seconds) => Ok(seconds),
@@ -60,7 +63,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub fn run(args: &StoreArgs) -> Result<()> {
     wharf_testbed::interrupt_on_signals()?;
     refuse_memory_disk()?;
-    let parts: [(Part, fn(&StoreArgs, &mut Report) -> Result<()>); 4] = [
+    let parts: [(Part, Measure); 4] = [
         (Part::Embedded, embedded::writes),
         (Part::Reads, embedded::reads),
         (Part::Watch, embedded::watch),

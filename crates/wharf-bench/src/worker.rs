@@ -15,7 +15,7 @@ use wharf_store::{Store, StoreLocation, StoreOptions};
 pub use raw::Raw;
 pub use reads::Read;
 pub use watch::Watched;
-pub use writes::{ROUNDS, Synced, VALUE_BYTES, Written, key_of};
+pub use writes::{Keys, ROUNDS, Synced, VALUE_BYTES, Written};
 
 use crate::drive;
 
@@ -44,6 +44,8 @@ pub struct Load {
     clients: usize,
     #[arg(long)]
     seconds: f64,
+    #[arg(long, default_value = "ordered")]
+    keys: Keys,
     /// Also measure the bare disk
     #[arg(long)]
     raw: bool,
@@ -60,7 +62,7 @@ pub fn run(worker: &Worker) -> Result<()> {
     match worker {
         Worker::Writes(load) => print(&runtime.block_on(writes::run(load))?)?,
         Worker::Synced { dir, commits } => {
-            print(&runtime.block_on(writes::synced(dir, *commits))?)?
+            print(&runtime.block_on(writes::synced(dir, *commits))?)?;
         }
         Worker::Reads(load) => print(&runtime.block_on(reads::run(load))?)?,
         Worker::Watch(load) => print(&runtime.block_on(watch::run(load))?)?,

@@ -1,6 +1,10 @@
 //! A real kube-apiserver on an etcd of its own, and a client that creates custom resources.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -20,6 +24,7 @@ use crate::{
 
 const TOKEN: &str = "bench-token";
 const START: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(100);
 const RESOURCES: &str = "/apis/bench.wharf.dev/v1/benchtokens";
 /// Where it keeps them.
 const PREFIX: &str = "/registry/bench.wharf.dev/benchtokens/";
@@ -36,7 +41,7 @@ impl ApiServer {
     pub async fn start() -> Result<ApiServer> {
         let program = wharf_bundle::cache::find("kube-apiserver")
             .context("there is no kube-apiserver: run `cargo xtask assets`")?;
-        let mut etcd = Etcd::start()?;
+        let etcd = Etcd::start()?;
         let dir = temp_dir()?;
         let port = free_port()?;
         let mut process = Process::spawn(command(&program, dir.path(), port, &etcd)?)?;
@@ -46,9 +51,7 @@ impl ApiServer {
             // The file is there before it is whole.
             Ok(trust(&certificate).ok())
         })?;
-        let etcd_runs = etcd.process().is_some();
-        ensure!(etcd_runs, "etcd ended");
-        let server = ApiServer { process, etcd, tls, port, _dir: dir };
+        let mut server = ApiServer { process, etcd, tls, port, _dir: dir };
         server.wait_until("/readyz").await?;
         let definition = definition().to_string();
         let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -68,16 +71,19 @@ impl ApiServer {
     }
 
     /// Waits until a GET of the path succeeds.
-    async fn wait_until(&self, path: &str) -> Result<()> {
+    async fn wait_until(&mut self, path: &str) -> Result<()> {
         let request = request("GET", path, Some(TOKEN), "");
-        let wait = async {
-            while self.ask(&request).await.map_or(true, |answer| answer.status != 200) {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        };
-        tokio::time::timeout(START, wait).await.with_context(|| {
-            format!("kube-apiserver does not answer at {path}:\n{}", self.process.output())
-        })
+        let end = Instant::now() + START;
+        while self.ask(&request).await.map_or(true, |answer| answer.status != 200) {
+            let runs = self.process.status()?.is_none();
+            ensure!(
+                runs && Instant::now() < end,
+                "kube-apiserver does not answer at {path}:\n{}",
+                self.process.output()
+            );
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
     }
 
     pub async fn clients(&self, first: usize, count: usize, spec: &[u8]) -> Result<Vec<Creator>> {
@@ -106,7 +112,10 @@ impl ApiServer {
 
 fn command(program: &Path, dir: &Path, port: u16, etcd: &Etcd) -> Result<Command> {
     let key = dir.join("accounts.key");
-    std::fs::write(&key, rcgen::KeyPair::generate()?.serialize_pem())?;
+    let public = dir.join("accounts.pub");
+    let accounts = rcgen::KeyPair::generate()?;
+    std::fs::write(&key, accounts.serialize_pem())?;
+    std::fs::write(&public, accounts.public_key_pem())?;
     let tokens = dir.join("tokens.csv");
     std::fs::write(&tokens, format!("{TOKEN},bench,bench,\"system:masters\"\n"))?;
     let mut command = Command::new(program);
@@ -117,7 +126,7 @@ fn command(program: &Path, dir: &Path, port: u16, etcd: &Etcd) -> Result<Command
         .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
         .args(["--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16"])
         .args(["--authorization-mode=RBAC", "--service-account-issuer=https://bench.invalid"])
-        .arg(flag("service-account-key-file", &key))
+        .arg(flag("service-account-key-file", &public))
         .arg(flag("service-account-signing-key-file", &key))
         .arg(flag("token-auth-file", &tokens))
         .arg(flag("cert-dir", &dir.join("certs")));

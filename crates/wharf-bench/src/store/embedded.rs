@@ -1,6 +1,6 @@
 //! The embedded store: workers measure, this side checks what they left on the disk.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{collections::HashSet, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde::de::DeserializeOwned;
@@ -12,7 +12,7 @@ use crate::{
     drive::{self, Figures},
     guard,
     report::{Report, Row},
-    worker::{self, Read, Synced, Watched, Written, key_of},
+    worker::{self, Keys, Read, Synced, Watched, Written},
 };
 
 const WATCHERS: usize = 1000;
@@ -28,14 +28,16 @@ const GOAL_MANY_WRITERS: f64 = 1.0 / 20.0;
 
 pub fn writes(args: &StoreArgs, report: &mut Report) -> Result<()> {
     eprintln!("embedded store: 1 writer, in turn with the bare disk");
-    let one = run_writes(args, 1)?;
+    let one = run_writes(args, Keys::Ordered, 1)?;
     let raw = one.raw_record.rate();
     guard::check_rate("the embedded store", one.store.rate(), raw)?;
     check_synced(args)?;
     eprintln!("embedded store: 16 writers");
-    let some = run_writes(args, 16)?;
+    let some = run_writes(args, Keys::Ordered, 16)?;
     eprintln!("embedded store: 256 writers");
-    let many = run_writes(args, 256)?;
+    let many = run_writes(args, Keys::Ordered, 256)?;
+    eprintln!("embedded store: 256 writers, scattered keys");
+    let scattered = run_writes(args, Keys::Scattered, 256)?;
 
     let log_bytes = one.log_bytes;
     report.add(Row::alone("bare disk, record of 1 KiB", raw, "syncs/s").with(&one.raw_record));
@@ -54,6 +56,10 @@ pub fn writes(args: &StoreArgs, report: &mut Report) -> Result<()> {
     report.add(row.with(&some.store));
     let row = Row::rate("commits, 256 writers", many.store.rate(), "1 writer", single, "commits/s");
     report.add(row.goal(GOAL_MANY_WRITERS).with(&many.store));
+    let rate = scattered.store.rate();
+    let row =
+        Row::rate("commits, 256 writers, keys scattered", rate, "1 writer", single, "commits/s");
+    report.add(row.with(&scattered.store));
     let cpu =
         |written: &Written| written.usage.cpu.as_secs_f64() * 1e6 / written.store.count as f64;
     report.add(Row::alone("processor time a commit, 1 writer", cpu(&one), "µs"));
@@ -62,29 +68,34 @@ pub fn writes(args: &StoreArgs, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn run_writes(args: &StoreArgs, writers: usize) -> Result<Written> {
+fn run_writes(args: &StoreArgs, keys: Keys, writers: usize) -> Result<Written> {
     let dir = temp_dir()?;
-    let raw = writers == 1;
-    let written: Written = work(args, "writes", dir.path(), writers, raw)?;
-    drive::runtime()?.block_on(check_writes(dir.path(), &written.acknowledged))?;
+    let mut more = Vec::new();
+    if keys == Keys::Scattered {
+        more.extend(["--keys", "scattered"]);
+    }
+    if writers == 1 {
+        more.push("--raw");
+    }
+    let written: Written = work(args, "writes", dir.path(), writers, &more)?;
+    drive::runtime()?.block_on(check_writes(dir.path(), keys, &written.acknowledged))?;
     Ok(written)
 }
 
 /// Opens the store that the worker left and finds every commit that was acknowledged.
-async fn check_writes(dir: &Path, acknowledged: &[u64]) -> Result<()> {
+async fn check_writes(dir: &Path, keys: Keys, acknowledged: &[u64]) -> Result<()> {
     /// A page fits into memory whatever the run has written.
     const PAGE: usize = 10_000;
     let store = worker::open(dir).await?;
-    let mut expected = acknowledged
-        .iter()
-        .enumerate()
-        .flat_map(|(writer, count)| (0..*count).map(move |number| key_of(writer, number)));
+    let mut missing: HashSet<String> = HashSet::new();
+    for (writer, count) in acknowledged.iter().enumerate() {
+        missing.extend((0..*count).map(|number| keys.key_of(writer, number)));
+    }
     let mut page = Page { after: None, limit: PAGE, descending: false };
     loop {
         let listing = store.list("bench/", page.clone()).await?;
         for entry in &listing.entries {
-            let next = expected.next();
-            ensure!(next.as_ref() == Some(&entry.key), "{next:?} was acknowledged and is gone");
+            ensure!(missing.remove(&entry.key), "{} is there and was never written", entry.key);
             ensure!(entry.value.len() == worker::VALUE_BYTES, "{} has another value", entry.key);
         }
         page.after = listing.entries.last().map(|entry| entry.key.clone());
@@ -92,9 +103,13 @@ async fn check_writes(dir: &Path, acknowledged: &[u64]) -> Result<()> {
             break;
         }
     }
-    let lost = expected.next();
-    ensure!(lost.is_none(), "{lost:?} was acknowledged and is gone");
     store.close().await;
+    let lost = missing.len();
+    ensure!(
+        lost == 0,
+        "{lost} commits were acknowledged and are gone, as {:?}",
+        missing.iter().next()
+    );
     Ok(())
 }
 
@@ -116,7 +131,7 @@ pub fn reads(args: &StoreArgs, report: &mut Report) -> Result<()> {
     for tasks in [1, 16] {
         eprintln!("embedded store: {tasks} readers");
         let dir = temp_dir()?;
-        let read: Read = work(args, "reads", dir.path(), tasks, false)?;
+        let read: Read = work(args, "reads", dir.path(), tasks, &[])?;
         let name = format!("reads, {tasks} {}", if tasks == 1 { "task" } else { "tasks" });
         report.add(Row::alone(&name, read.figures.rate(), "reads/s").with(&read.figures));
     }
@@ -126,13 +141,17 @@ pub fn reads(args: &StoreArgs, report: &mut Report) -> Result<()> {
 pub fn watch(args: &StoreArgs, report: &mut Report) -> Result<()> {
     eprintln!("embedded store: {WATCHERS} watchers");
     let dir = temp_dir()?;
-    let watched: Watched = work(args, "watch", dir.path(), WATCHERS, false)?;
+    let watched: Watched = work(args, "watch", dir.path(), WATCHERS, &[])?;
     let events = watched.commits as f64 * watched.watchers as f64;
     let name = |what: &str| format!("{what}, {WATCHERS} watchers");
     report.add(Row::alone(&name("changes delivered"), events / watched.seconds, "events/s"));
     let commits = watched.commits as f64 / watched.seconds;
     report.add(Row::alone(&name("commits of 1 writer"), commits, "commits/s"));
-    report.add(Row::alone(&name("last change at the last one"), watched.lag_seconds * 1e3, "ms"));
+    report.add(Row::alone(
+        &name("last commit until the last has it"),
+        watched.lag_seconds * 1e3,
+        "ms",
+    ));
     let cpu = watched.usage.cpu.as_secs_f64() * 1e6 / events;
     report.add(Row::alone(&name("processor time a change"), cpu, "µs"));
     report.add(Row::alone(&name("memory"), watched.usage.peak_mebibytes, "MiB"));
@@ -144,14 +163,11 @@ fn work<T: DeserializeOwned>(
     kind: &str,
     dir: &Path,
     clients: usize,
-    raw: bool,
+    more: &[&str],
 ) -> Result<T> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["worker", kind, "--clients", &clients.to_string()]);
-    command.args(["--seconds", &args.seconds.to_string(), "--dir"]).arg(dir);
-    if raw {
-        command.arg("--raw");
-    }
+    command.args(["--seconds", &args.seconds.to_string(), "--dir"]).arg(dir).args(more);
     if args.fsync_off {
         command = guard::unsynced(&command);
     }

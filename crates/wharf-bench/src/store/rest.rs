@@ -5,8 +5,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use jiff::Timestamp;
-use wharf_core::access::Token;
 use wharf_testbed::etcd::Etcd;
 
 use super::{
@@ -77,9 +75,9 @@ pub fn run(args: &StoreArgs, report: &mut Report) -> Result<()> {
 
 async fn measure(args: &StoreArgs, report: &mut Report) -> Result<()> {
     eprintln!("rest: counting the server's syncs");
-    check_synced(args).await?;
+    // The peers store as many bytes. (The server itself stores an audit record with each token.)
+    let value = check_synced(args).await?;
     eprintln!("rest: starting the server, etcd and kube-apiserver");
-    let value = token_record()?;
     let (server, https) =
         (Server::start(Launch::plain(args)).await?, Server::start(Launch::https(args)).await?);
     let mut etcd = Etcd::start()?;
@@ -158,8 +156,8 @@ fn add_rows<O: Client, E: Client, A: Client>(
     Ok(())
 }
 
-/// Counts the server's syncs in a short run of one client.
-async fn check_synced(args: &StoreArgs) -> Result<()> {
+/// Counts the server's syncs in a short run of one client; a record that it stored.
+async fn check_synced(args: &StoreArgs) -> Result<Vec<u8>> {
     let server = Server::start(Launch::traced(args)).await?;
     let mut clients = server.clients(1).await?;
     let before = server.syncs()?;
@@ -169,21 +167,6 @@ async fn check_synced(args: &StoreArgs) -> Result<()> {
         }
     }
     let syncs = server.syncs()?.saturating_sub(before);
-    guard::check_count("the server", SYNCED_WRITES as u64, syncs)
-}
-
-/// A record as the server stores it for one token, so that the peers store as many bytes. (The
-/// server itself stores an audit record with each.)
-fn token_record() -> Result<Vec<u8>> {
-    let now = Timestamp::now();
-    let token = Token {
-        id: "x".repeat(12),
-        user: "admin".to_owned(),
-        user_created: 2,
-        description: "bench".to_owned(),
-        secret_sha256: "0".repeat(64),
-        created_at: now,
-        expires_at: now,
-    };
-    Ok(wharf_store::typed::encode(&Token::record_id("admin", &token.id), &token, now, None)?)
+    guard::check_count("the server", SYNCED_WRITES as u64, syncs)?;
+    server.into_record().await
 }

@@ -1,11 +1,17 @@
 //! Wharf's server, and a client that makes tokens.
 
-use std::{collections::HashSet, path::PathBuf, process::Command, time::Duration};
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio_rustls::TlsConnector;
+use wharf_store::{Page, StoreError};
 use wharf_testbed::process::Process;
 
 use super::{StoreArgs, temp_dir};
@@ -13,6 +19,7 @@ use crate::{
     drive::Client,
     guard,
     http::{Connection, request, trust},
+    worker,
 };
 
 const PASSWORD: &str = "correct horse battery";
@@ -87,6 +94,26 @@ impl Server {
         guard::count_syncs(&self.dir.path().join("trace"))
     }
 
+    /// Kills the server, and reads from its store the record of a token.
+    pub async fn into_record(mut self) -> Result<Vec<u8>> {
+        self.process.kill()?;
+        let data = self.dir.path().join("data");
+        let end = Instant::now() + START;
+        let store = loop {
+            // A traced server dies a moment after what traces it.
+            match worker::open(&data).await {
+                Err(error) if is_in_use(&error) && Instant::now() < end => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                opened => break opened?,
+            }
+        };
+        let page = Page { after: None, limit: 1, descending: true };
+        let token = store.list("token/", page).await?.entries.pop();
+        store.close().await;
+        Ok(token.context("there is no token in the store")?.value)
+    }
+
     /// Kills the server, starts it again, and finds every token that was acknowledged.
     pub async fn check(mut self, makers: &[&Vec<TokenMaker>]) -> Result<()> {
         self.process.kill()?;
@@ -102,6 +129,10 @@ impl Server {
         }
         Ok(())
     }
+}
+
+fn is_in_use(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(StoreError::InUse { .. }))
 }
 
 fn spawn(args: &Launch, dir: &TempDir) -> Result<(Process, u16)> {

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use wharf_store::{Store, Txn};
 
-use super::{Load, ROUNDS, VALUE_BYTES, key_of, open};
+use super::{Keys, Load, ROUNDS, VALUE_BYTES, open};
 use crate::{
     drive::{self, Client, Figures},
     usage::Usage,
@@ -29,7 +29,7 @@ struct Reader {
 
 impl Client for Reader {
     async fn step(&mut self) -> Result<()> {
-        let key = key_of(0, self.next % KEYS);
+        let key = Keys::Ordered.key_of(0, self.next % KEYS);
         let entry = self.store.get(&key).await?;
         let entry = entry.with_context(|| format!("{key} is gone"))?;
         anyhow::ensure!(entry.value.len() == VALUE_BYTES, "{key} has another value");
@@ -44,7 +44,9 @@ pub async fn run(load: &Load) -> Result<Read> {
     let store = open(&load.dir).await?;
     for first in (0..KEYS).step_by(KEYS_IN_A_COMMIT as usize) {
         let keys = first..first + KEYS_IN_A_COMMIT;
-        let txn = keys.fold(Txn::new(), |txn, n| txn.put(key_of(0, n), vec![b'x'; VALUE_BYTES]));
+        let txn = keys.fold(Txn::new(), |txn, n| {
+            txn.put(Keys::Ordered.key_of(0, n), vec![b'x'; VALUE_BYTES])
+        });
         let _ = store.commit(txn).await?;
     }
     let reader = |n: usize| Reader { store: store.clone(), next: n as u64 };

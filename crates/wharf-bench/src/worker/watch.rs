@@ -21,7 +21,7 @@ pub struct Watched {
     pub commits: u64,
     /// From the first commit until the last watcher had the last change.
     pub seconds: f64,
-    /// From the acknowledgement of the last commit until the last watcher had its change.
+    /// From the begin of the last commit until the last watcher had its change.
     pub lag_seconds: f64,
     pub usage: Usage,
 }
@@ -38,8 +38,7 @@ pub async fn run(load: &Load) -> Result<Watched> {
     }
     let before = Usage::own()?;
     let begin = Instant::now();
-    let commits = write(&store, Duration::from_secs_f64(load.seconds)).await?;
-    let last_commit = Instant::now();
+    let (commits, last_commit) = write(&store, Duration::from_secs_f64(load.seconds)).await?;
     total_sender.send(Some(commits))?;
     let all = tokio::time::timeout(LAST_CHANGE_DEADLINE, watchers.join_all()).await;
     let ends = all.context("a watcher never saw the last change")?;
@@ -54,15 +53,19 @@ pub async fn run(load: &Load) -> Result<Watched> {
     })
 }
 
-async fn write(store: &Store, time: Duration) -> Result<u64> {
+/// Commits one change after the other; how many, and when the last was begun.
+async fn write(store: &Store, time: Duration) -> Result<(u64, Instant)> {
     let end = Instant::now() + time;
     let mut written = 0;
-    while Instant::now() < end {
+    loop {
+        let begin = Instant::now();
         let txn = Txn::new().put(format!("{PREFIX}{written:08}"), vec![b'x'; VALUE_BYTES]);
         let Outcome::Committed(_) = store.commit(txn).await? else { bail!("refused") };
         written += 1;
+        if Instant::now() >= end {
+            return Ok((written, begin));
+        }
     }
-    Ok(written)
 }
 
 /// Follows until the last change; the time at which it came.

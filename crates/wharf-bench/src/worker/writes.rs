@@ -35,19 +35,34 @@ pub struct Synced {
     pub acknowledged: u64,
 }
 
-pub fn key_of(writer: usize, number: u64) -> String {
-    format!("bench/{writer:03}/{number:08}")
+/// Records of one kind come in the order of time (operations, audit), or anywhere (users, nodes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Keys {
+    Ordered,
+    /// Each writer's keys lie together, apart from those of the others.
+    Scattered,
+}
+
+impl Keys {
+    pub fn key_of(self, writer: usize, number: u64) -> String {
+        match self {
+            Keys::Ordered => format!("bench/{number:08}/{writer:03}"),
+            Keys::Scattered => format!("bench/{writer:03}/{number:08}"),
+        }
+    }
 }
 
 struct Writer {
     store: Store,
+    keys: Keys,
     number: usize,
     written: u64,
 }
 
 impl Client for Writer {
     async fn step(&mut self) -> Result<()> {
-        let txn = Txn::new().put(key_of(self.number, self.written), vec![b'x'; VALUE_BYTES]);
+        let txn =
+            Txn::new().put(self.keys.key_of(self.number, self.written), vec![b'x'; VALUE_BYTES]);
         let Outcome::Committed(_) = self.store.commit(txn).await? else {
             bail!("a write without conditions was refused");
         };
@@ -56,13 +71,13 @@ impl Client for Writer {
     }
 }
 
-fn writers(store: &Store, count: usize) -> Vec<Writer> {
-    (0..count).map(|number| Writer { store: store.clone(), number, written: 0 }).collect()
+fn writers(store: &Store, keys: Keys, count: usize) -> Vec<Writer> {
+    (0..count).map(|number| Writer { store: store.clone(), keys, number, written: 0 }).collect()
 }
 
 pub async fn run(load: &Load) -> Result<Written> {
     let store = open(&load.dir).await?;
-    let mut writers = writers(&store, load.clients);
+    let mut writers = writers(&store, load.keys, load.clients);
     let log_bytes = if load.raw { probe(&load.dir, &mut writers).await? } else { 0 };
     let mut raw = load.raw.then(|| Raw::make(&load.dir)).transpose()?;
     let (mut raw_record, mut raw_log) = (Figures::default(), Figures::default());
@@ -70,7 +85,7 @@ pub async fn run(load: &Load) -> Result<Written> {
     let mut usage = Usage::default();
     for _ in 0..ROUNDS {
         if let Some(raw) = &mut raw {
-            let record_bytes = key_of(0, 0).len() + VALUE_BYTES;
+            let record_bytes = load.keys.key_of(0, 0).len() + VALUE_BYTES;
             raw.round(record_bytes, load.round_time(), &mut raw_record)?;
             raw.round(log_bytes, load.round_time(), &mut raw_log)?;
         }
@@ -99,7 +114,7 @@ async fn probe(dir: &Path, writers: &mut [Writer]) -> Result<usize> {
 
 pub async fn synced(dir: &Path, commits: u64) -> Result<Synced> {
     let store = open(dir).await?;
-    let mut writers = writers(&store, 1);
+    let mut writers = writers(&store, Keys::Ordered, 1);
     for writer in &mut writers {
         while writer.written < commits {
             writer.step().await?;

@@ -1,0 +1,60 @@
+//! `cargo xtask bench`: builds what is measured, and lets `wharf-bench` measure it.
+
+use std::{ffi::OsString, path::PathBuf, process::Command};
+
+use anyhow::{Result, bail};
+
+use crate::{assets, needs, workspace};
+
+/// Measure Wharf beside the real systems that do the same work (`-- --help` lists the options)
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    /// Which benchmark
+    #[arg(value_parser = ["store"])]
+    name: String,
+    /// Passed on to the benchmark: --json, --seconds N, --only PART, --strict
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    options: Vec<OsString>,
+}
+
+pub fn run(args: &BenchArgs) -> Result<()> {
+    needs::ensure_build()?;
+    needs::ensure_bench()?;
+    if ["etcd", "kube-apiserver"].iter().any(|name| wharf_bundle::cache::find(name).is_none()) {
+        assets::run(&assets::AssetsArgs::default())?;
+    }
+    build()?;
+    let target = target_dir();
+    // Not the system's directory for temporary files, which may lie in memory.
+    let temporary = wharf_testbed::cache_dir()?.join("bench");
+    std::fs::create_dir_all(&temporary)?;
+    let status = Command::new(target.join("release/wharf-bench"))
+        .env("TMPDIR", &temporary)
+        .arg(&args.name)
+        .arg("--wharf")
+        .arg(target.join("release/wharf"))
+        .arg("--out")
+        .arg(target.join("bench"))
+        .args(&args.options)
+        .status()?;
+    if !status.success() {
+        bail!("the benchmark {} failed", args.name);
+    }
+    Ok(())
+}
+
+fn build() -> Result<()> {
+    eprintln!("building wharf and the benchmark, optimised (a few minutes the first time)");
+    let status = Command::new(env!("CARGO"))
+        .current_dir(workspace())
+        .args(["build", "--locked", "--release", "--package", "wharf", "--package", "wharf-bench"])
+        .status()?;
+    if !status.success() {
+        bail!("the benchmark could not be built");
+    }
+    Ok(())
+}
+
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
