@@ -1,5 +1,6 @@
 //! Clusters: the record, its state, and which server owns it.
 
+pub mod life;
 pub mod ownership;
 
 use jiff::Timestamp;
@@ -64,7 +65,7 @@ pub enum NodeRole {
 }
 
 /// Where a cluster is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ClusterState {
     Creating,
     CreateFailed,
