@@ -1,4 +1,4 @@
-//! A real etcd for tests: one process on loopback.
+//! A real etcd for tests: one process on loopback, or several that form a cluster.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -27,13 +27,24 @@ pub struct Tls {
     pub client_authority: Option<PathBuf>,
 }
 
+/// What an etcd is started with besides its addresses.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub tls: Option<Tls>,
+    /// Further flags, as etcd takes them.
+    pub flags: Vec<String>,
+}
+
 /// An etcd with its data in a temporary directory. Dropping it ends the process and deletes both.
 #[derive(Debug)]
 pub struct Etcd {
     binary: PathBuf,
     data: TempDir,
+    name: String,
     ports: Ports,
-    tls: Option<Tls>,
+    /// All members, as etcd takes them: `NAME=URL,…`.
+    cluster: String,
+    options: Options,
     process: Option<Process>,
 }
 
@@ -45,21 +56,38 @@ struct Ports {
     health: u16,
 }
 
-impl Etcd {
-    pub fn start() -> Result<Self> {
-        Self::start_with(None)
+impl Ports {
+    fn free() -> Result<Self> {
+        Ok(Self { client: free_port()?, peer: free_port()?, health: free_port()? })
     }
 
-    pub fn start_with(tls: Option<&Tls>) -> Result<Self> {
+    fn peer_url(self) -> String {
+        format!("http://127.0.0.1:{}", self.peer)
+    }
+}
+
+impl Etcd {
+    pub fn start() -> Result<Self> {
+        Self::start_with(&Options::default())
+    }
+
+    pub fn start_with(options: &Options) -> Result<Self> {
+        let mut members = Self::start_members(1, options)?;
+        members.pop().context("no etcd was started")
+    }
+
+    /// That many members of one cluster.
+    pub fn start_cluster(count: usize) -> Result<Vec<Self>> {
+        Self::start_members(count, &Options::default())
+    }
+
+    fn start_members(count: usize, options: &Options) -> Result<Vec<Self>> {
         let binary = find_binary()?;
         let mut failure = None;
         for _ in 0..PORT_TRIES {
-            let ports = Ports { client: free_port()?, peer: free_port()?, health: free_port()? };
-            let data = tempfile::Builder::new().prefix("wharf-etcd-").tempdir()?;
-            let (binary, tls) = (binary.clone(), tls.cloned());
-            let mut etcd = Self { binary, data, ports, tls, process: None };
-            match etcd.restart() {
-                Ok(()) => return Ok(etcd),
+            let mut members = Self::prepare(count, &binary, options)?;
+            match Self::run_all(&mut members) {
+                Ok(()) => return Ok(members),
                 Err(error) if format!("{error:#}").contains("address already in use") => {
                     failure = Some(error);
                 }
@@ -69,9 +97,40 @@ impl Etcd {
         Err(failure.unwrap_or_else(|| anyhow::anyhow!("no free port for etcd")))
     }
 
+    fn prepare(count: usize, binary: &Path, options: &Options) -> Result<Vec<Self>> {
+        let ports = (0..count).map(|_| Ports::free()).collect::<Result<Vec<_>>>()?;
+        let member = |(i, ports): (usize, &Ports)| format!("m{i}={}", ports.peer_url());
+        let cluster = ports.iter().enumerate().map(member).collect::<Vec<_>>().join(",");
+        let etcd = |(i, ports)| {
+            Ok(Self {
+                binary: binary.to_owned(),
+                data: tempfile::Builder::new().prefix("wharf-etcd-").tempdir()?,
+                name: format!("m{i}"),
+                ports,
+                cluster: cluster.clone(),
+                options: options.clone(),
+                process: None,
+            })
+        };
+        ports.into_iter().enumerate().map(etcd).collect()
+    }
+
+    /// Starts all before it waits for any: a member alone is not healthy.
+    fn run_all(members: &mut [Self]) -> Result<()> {
+        for member in &mut *members {
+            member.run()?;
+        }
+        members.iter_mut().try_for_each(Self::wait_until_healthy)
+    }
+
     /// The URL that clients connect to; it stays the same over restarts.
     pub fn endpoint(&self) -> String {
-        format!("{}://127.0.0.1:{}", self.scheme(), self.ports.client)
+        format!("{}://{}", self.scheme(), self.address())
+    }
+
+    /// The same without the scheme: `127.0.0.1:PORT`.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.ports.client)
     }
 
     pub fn data_dir(&self) -> &Path {
@@ -88,17 +147,35 @@ impl Etcd {
         if self.process.is_some() {
             self.stop()?;
         }
-        let mut process = Process::spawn(self.command())?;
+        self.run()?;
+        self.wait_until_healthy()
+    }
+
+    fn run(&mut self) -> Result<()> {
+        self.process = Some(Process::spawn(self.command())?);
+        Ok(())
+    }
+
+    fn wait_until_healthy(&mut self) -> Result<()> {
         let health = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.health));
+        let process = self.process.as_mut().context("etcd does not run")?;
         let healthy = wait_for("etcd to be healthy", READY_DEADLINE, || {
             if let Some(status) = process.status()? {
                 bail!("etcd ended at once ({status})");
             }
             Ok(is_healthy(health).then_some(()))
         });
-        healthy.with_context(|| last_lines(&process.output()))?;
-        self.process = Some(process);
-        Ok(())
+        healthy.with_context(|| last_lines(&process.output()))
+    }
+
+    /// Stops it in the middle of whatever it does: it keeps its connections and answers nobody.
+    pub fn pause(&mut self) -> Result<()> {
+        self.process.as_mut().map_or(Ok(()), |process| process.signal(Signal::STOP))
+    }
+
+    /// Lets it go on after [`Etcd::pause`].
+    pub fn resume(&mut self) -> Result<()> {
+        self.process.as_mut().map_or(Ok(()), |process| process.signal(Signal::CONT))
     }
 
     /// Stops it in order.
@@ -114,22 +191,22 @@ impl Etcd {
     }
 
     fn scheme(&self) -> &'static str {
-        if self.tls.is_some() { "https" } else { "http" }
+        if self.options.tls.is_some() { "https" } else { "http" }
     }
 
     fn command(&self) -> Command {
         let client = self.endpoint();
-        let peer = format!("http://127.0.0.1:{}", self.ports.peer);
+        let peer = self.ports.peer_url();
         let health = format!("http://127.0.0.1:{}", self.ports.health);
-        let cluster = format!("test={peer}");
         let mut command = Command::new(&self.binary);
         // Without the caller's ETCD_… settings, which would mix with these.
-        command.env_clear().arg("--data-dir").arg(self.data.path()).args(["--name", "test"]);
+        command.env_clear().arg("--data-dir").arg(self.data.path()).args(["--name", &self.name]);
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &cluster, "--listen-metrics-urls", &health]);
+        command.args(["--initial-cluster", &self.cluster, "--listen-metrics-urls", &health]);
         command.args(["--log-level", "warn"]);
-        if let Some(tls) = &self.tls {
+        command.args(&self.options.flags);
+        if let Some(tls) = &self.options.tls {
             command.arg("--cert-file").arg(&tls.certificate).arg("--key-file").arg(&tls.key);
             if let Some(authority) = &tls.client_authority {
                 command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(authority);
