@@ -1,8 +1,8 @@
 //! What etcd's errors mean, by their gRPC code and the I/O error beneath.
 
-use std::{error::Error, io};
+use std::error::Error;
 
-use tonic::Code;
+use tonic::{Code, ConnectError};
 
 /// The gRPC code, if etcd answered at all.
 pub(super) fn code_of(error: &etcd_client::Error) -> Option<Code> {
@@ -30,8 +30,11 @@ pub(super) fn is_endpoint_failure(error: &etcd_client::Error) -> bool {
     }
 }
 
-/// Whether the connection was refused before anything could be sent: a write can then be tried
-/// elsewhere without the risk of happening twice.
+/// Whether there was no connection to send anything on: a write can then be tried elsewhere without
+/// the risk of happening twice.
+///
+/// The kind of the I/O error says nothing about that: a host or a network that cannot be reached is
+/// also what an open connection can end with, when the write has long arrived.
 pub(super) fn was_never_sent(error: &etcd_client::Error) -> bool {
     let first: Option<&(dyn Error + 'static)> = match error {
         etcd_client::Error::GRpcStatus(status) => status.source(),
@@ -40,16 +43,45 @@ pub(super) fn was_never_sent(error: &etcd_client::Error) -> bool {
     };
     let mut next = first;
     while let Some(error) = next {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return matches!(
-                io.kind(),
-                io::ErrorKind::ConnectionRefused
-                    | io::ErrorKind::HostUnreachable
-                    | io::ErrorKind::NetworkUnreachable
-                    | io::ErrorKind::AddrNotAvailable
-            );
+        if error.is::<ConnectError>() {
+            return true;
         }
         next = error.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tonic::Status;
+
+    use super::*;
+
+    #[test]
+    fn only_a_connection_that_never_was_proves_that_nothing_was_sent() {
+        for kind in [
+            io::ErrorKind::ConnectionRefused,
+            io::ErrorKind::HostUnreachable,
+            io::ErrorKind::NetworkUnreachable,
+            io::ErrorKind::ConnectionReset,
+            io::ErrorKind::TimedOut,
+        ] {
+            let failed = |error| etcd_client::Error::GRpcStatus(Status::from_error(error));
+            let io = || Box::new(io::Error::from(kind));
+            assert!(!was_never_sent(&failed(io())), "{kind}");
+            assert!(was_never_sent(&failed(Box::new(ConnectError(io())))), "{kind}");
+            assert!(!was_never_sent(&etcd_client::Error::IoError(*io())), "{kind}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_client_tells_a_connection_that_was_refused() {
+        let port = wharf_testbed::process::free_port().unwrap();
+        let endpoint = format!("http://127.0.0.1:{port}");
+        let client = etcd_client::Client::connect([endpoint], None).await.unwrap();
+        let error = client.kv_client().put("a", "b", None).await.unwrap_err();
+        assert!(was_never_sent(&error), "{error:?}");
+    }
 }
