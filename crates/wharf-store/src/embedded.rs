@@ -17,7 +17,7 @@ mod writer;
 use std::{
     path::Path,
     sync::{Arc, Mutex, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{Semaphore, oneshot, watch as latest};
@@ -51,6 +51,8 @@ pub(crate) struct Embedded {
     /// `None` once closed. The writer thread ends when the last sender is gone.
     requests: Arc<Mutex<Option<mpsc::Sender<Queued>>>>,
     places: Arc<Semaphore>,
+    /// Shared with the writer, so that a keep-alive never waits for the disk.
+    leases: Arc<Mutex<Leases>>,
     latest: latest::Receiver<u64>,
 }
 
@@ -86,7 +88,7 @@ impl Embedded {
         };
         let (sender, requests) = mpsc::channel();
         let (latest, latest_receiver) = latest::channel(revision);
-        let leases = Leases::default();
+        let leases = Arc::new(Mutex::new(Leases::default()));
         let retry_expiry_at = None;
         let writer = Writer {
             conn,
@@ -96,7 +98,7 @@ impl Embedded {
             latest,
             revision,
             compacted,
-            leases,
+            leases: Arc::clone(&leases),
             retry_expiry_at,
             wal_pages,
             lock,
@@ -109,6 +111,7 @@ impl Embedded {
             shared: Arc::new(shared),
             requests: Arc::new(Mutex::new(Some(sender))),
             places: Arc::new(Semaphore::new(MAX_QUEUED)),
+            leases,
             latest: latest_receiver,
         })
     }
@@ -146,8 +149,10 @@ impl Embedded {
         self.ask(|reply| Request::Grant { ttl, reply }).await
     }
 
-    pub(crate) async fn keep_alive(&self, lease: LeaseId) -> StoreResult<()> {
-        self.ask(|reply| Request::KeepAlive { lease, reply }).await
+    pub(crate) fn keep_alive(&self, lease: LeaseId) -> StoreResult<()> {
+        self.revision()?;
+        let live = leases::lock(&self.leases).keep_alive(lease, Instant::now());
+        live.then_some(()).ok_or(StoreError::LeaseGone)
     }
 
     pub(crate) async fn revoke_lease(&self, lease: LeaseId) -> StoreResult<()> {

@@ -18,7 +18,7 @@ use etcd_client::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::Code;
 
-pub(crate) use self::watch::EtcdWatch;
+pub(crate) use self::{connect::REQUEST_TIMEOUT, watch::EtcdWatch};
 use self::{
     connect::{Connections, Repeat},
     errors::code_of,
@@ -86,7 +86,7 @@ impl Etcd {
 
     pub(crate) async fn list(&self, prefix: &str, page: &Page) -> StoreResult<RawListing> {
         loop {
-            match self.list_at_one_revision(prefix, page).await {
+            match self.list_at(prefix, page, None).await {
                 // The revision was compacted between two chunks: begin again at a newer one.
                 Err(StoreError::Compacted { .. }) => tracing::debug!("a long list begins again"),
                 done => return done,
@@ -94,14 +94,25 @@ impl Etcd {
         }
     }
 
-    async fn list_at_one_revision(&self, prefix: &str, page: &Page) -> StoreResult<RawListing> {
+    /// A part of a list as it stood at a revision, or stands now. The history may be gone meanwhile
+    /// ([`StoreError::Compacted`]).
+    pub(crate) async fn list_at(
+        &self,
+        prefix: &str,
+        page: &Page,
+        revision: Option<Revision>,
+    ) -> StoreResult<RawListing> {
         let mut range = Range::of(prefix, page);
         if range.start >= range.end {
-            let revision = self.revision().await?;
+            let revision = match revision {
+                Some(revision) => revision,
+                None => self.revision().await?,
+            };
             return Ok(RawListing { entries: Vec::new(), revision, more: false });
         }
         let mut listing = RawListing { entries: Vec::new(), revision: Revision(0), more: true };
-        let mut at = 0;
+        // etcd takes 0 as the present.
+        let mut at = revision.and_then(|revision| self.theirs(revision)).unwrap_or(0);
         loop {
             let wanted = (page.limit - listing.entries.len()).min(CHUNK);
             let options = range.options(wanted, page.descending).with_revision(at);
@@ -203,12 +214,12 @@ impl Etcd {
         Ok(LeaseId(granted.id()))
     }
 
-    pub(crate) async fn keep_alive(&self, lease: LeaseId) -> StoreResult<()> {
+    pub(crate) async fn keep_alive(&self, lease: LeaseId, patience: Duration) -> StoreResult<()> {
         self.ensure_open()?;
         let kept = self
             .shared
             .connections
-            .call(Repeat::Always, |client| async move {
+            .call_within(patience, Repeat::Always, |client| async move {
                 client.lease_client().keep_alive(lease.0).await.map(|_| ())
             })
             .await;

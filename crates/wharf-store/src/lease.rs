@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::{
     sync::watch,
     task::JoinHandle,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 use crate::{
@@ -14,8 +14,14 @@ use crate::{
     types::{Compare, LeaseId, Outcome, Revision, Txn},
 };
 
-/// Keep-alives in one time to live: two may be lost before the key is.
+/// How often a keep-alive begins in one time to live. One that fails is repeated at once, so that
+/// there is time for several more before the key is lost.
 const KEEP_ALIVES_PER_TTL: u32 = 3;
+/// An endpoint that has not answered after this part of the time to live is left for the next one:
+/// after the pause, three may be silent before the key is lost.
+const ENDPOINT_TRIES_PER_TTL: u32 = 6;
+/// Between a failed keep-alive and the next: soon, but not a flood against a store that refuses.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl Store {
     /// Creates `key`, bound to a fresh lease that is kept alive as long as [`Held`] lives;
@@ -83,7 +89,7 @@ impl Held {
         asked_at: Instant,
     ) -> Held {
         let (sender, state) = watch::channel(State { deadline: asked_at + ttl, gone: false });
-        let keeper = tokio::spawn(keep(store.clone(), lease, ttl, sender));
+        let keeper = tokio::spawn(keep(store.clone(), lease, ttl, asked_at, sender));
         Held { store, key: key.to_owned(), epoch, lease, state, keeper }
     }
 
@@ -140,21 +146,37 @@ impl Drop for Held {
 }
 
 /// Keeps the lease alive until it is gone; a failed try is repeated while there is time.
-async fn keep(store: Store, lease: LeaseId, ttl: Duration, state: watch::Sender<State>) {
-    let pause = ttl / KEEP_ALIVES_PER_TTL;
+async fn keep(
+    store: Store,
+    lease: LeaseId,
+    ttl: Duration,
+    granted_at: Instant,
+    state: watch::Sender<State>,
+) {
+    let mut next_at = granted_at + ttl / KEEP_ALIVES_PER_TTL;
     loop {
-        tokio::time::sleep(pause).await;
+        sleep_until(next_at).await;
         let asked_at = Instant::now();
-        if state.borrow().is_lost() {
+        let State { deadline, .. } = *state.borrow();
+        // A key that was lost once, be it while this process was stopped, stays lost.
+        if asked_at >= deadline {
             break;
         }
-        match timeout(pause, store.keep_alive(lease)).await {
+        let patience = ttl / ENDPOINT_TRIES_PER_TTL;
+        match timeout_at(deadline, store.keep_alive_within(lease, patience)).await {
             Ok(Ok(())) => {
                 state.send_modify(|state| state.deadline = asked_at + ttl);
+                next_at = asked_at + ttl / KEEP_ALIVES_PER_TTL;
             }
             Ok(Err(StoreError::LeaseGone | StoreError::Closed)) => break,
-            Ok(Err(error)) => tracing::debug!(%error, "a keep-alive failed"),
-            Err(_) => tracing::debug!("a keep-alive was not answered in time"),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a keep-alive failed");
+                next_at = Instant::now() + RETRY_PAUSE;
+            }
+            Err(_) => {
+                tracing::debug!("no keep-alive was answered in time");
+                break;
+            }
         }
     }
     state.send_modify(|state| state.gone = true);

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     embedded::{Embedded, EmbeddedWatch},
     error::{StoreError, StoreResult},
-    etcd::{Etcd, EtcdWatch},
+    etcd::{Etcd, EtcdWatch, REQUEST_TIMEOUT},
     limits, migrate,
     types::{Change, Compare, Entry, LeaseId, Listing, Outcome, Page, RawListing, Revision, Txn},
 };
@@ -237,9 +237,18 @@ impl Store {
     }
 
     pub async fn keep_alive(&self, lease: LeaseId) -> StoreResult<()> {
+        self.keep_alive_within(lease, REQUEST_TIMEOUT).await
+    }
+
+    /// The same, with `patience` for each endpoint of etcd.
+    pub(crate) async fn keep_alive_within(
+        &self,
+        lease: LeaseId,
+        patience: Duration,
+    ) -> StoreResult<()> {
         match &self.backend {
-            Backend::Embedded(embedded) => embedded.keep_alive(lease).await,
-            Backend::Etcd(etcd) => etcd.keep_alive(lease).await,
+            Backend::Embedded(embedded) => embedded.keep_alive(lease),
+            Backend::Etcd(etcd) => etcd.keep_alive(lease, patience).await,
         }
     }
 

@@ -34,8 +34,8 @@ impl Bed {
     }
 
     async fn etcd() -> Bed {
-        let etcd = etcd::Etcd::start();
-        let store = etcd::open_when_up(etcd.location()).await;
+        let etcd = etcd::Etcd::start().unwrap();
+        let store = etcd::open(etcd::location(&etcd)).await;
         Bed { store, _ground: Box::new(etcd) }
     }
 }

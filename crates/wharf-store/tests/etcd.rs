@@ -11,10 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use etcd::{Etcd, open_when_up};
+use etcd::{Etcd, cluster_location, location, location_with, open};
 use wharf_store::{
     Change, EtcdOptions, Outcome, Revision, Store, StoreError, StoreLocation, StoreOptions, Txn,
 };
+use wharf_testbed::etcd::{Options, Tls};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -36,30 +37,30 @@ async fn open_error(location: StoreLocation) -> StoreError {
 async fn tls_with_a_client_certificate_lets_in_whoever_has_one() {
     let dir = tempfile::tempdir().unwrap();
     let files = tls::Files::create(dir.path());
-    let etcd = Etcd::start_with(&[
-        format!("--cert-file={}", files.server_cert.display()),
-        format!("--key-file={}", files.server_key.display()),
-        format!("--trusted-ca-file={}", files.ca.display()),
-        "--client-cert-auth".to_owned(),
-    ]);
+    let tls = Tls {
+        certificate: files.server_cert.clone(),
+        key: files.server_key.clone(),
+        client_authority: Some(files.ca.clone()),
+    };
+    let etcd = Etcd::start_with(&Options { tls: Some(tls), flags: Vec::new() }).unwrap();
     let full = EtcdOptions {
         ca_file: Some(files.ca.clone()),
         cert_file: Some(files.client_cert.clone()),
         key_file: Some(files.client_key.clone()),
         ..EtcdOptions::default()
     };
-    let store = open_when_up(etcd.location_with(full.clone())).await;
+    let store = open(location_with(&etcd, full.clone())).await;
     put(&store, "a/1", "x").await.unwrap();
     assert!(store.get("a/1").await.unwrap().is_some());
 
     let no_certificate = EtcdOptions { cert_file: None, key_file: None, ..full.clone() };
     let wrong_ca = EtcdOptions { ca_file: Some(files.other_ca.clone()), ..full.clone() };
     for options in [no_certificate, wrong_ca, EtcdOptions::default()] {
-        let error = open_error(etcd.location_with(options)).await;
+        let error = open_error(location_with(&etcd, options)).await;
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     }
     let absent = EtcdOptions { ca_file: Some(dir.path().join("no.pem")), ..full };
-    let error = open_error(etcd.location_with(absent)).await;
+    let error = open_error(location_with(&etcd, absent)).await;
     assert!(matches!(&error, StoreError::BadOptions(text) if text.contains("no.pem")), "{error:?}");
 }
 
@@ -68,13 +69,14 @@ async fn a_user_with_rights_on_the_prefix_is_enough_and_others_are_denied() {
     // Signed tokens, which a change of etcd's users makes invalid.
     let dir = tempfile::tempdir().unwrap();
     let (public, private) = tls::key_pair(dir.path());
-    let etcd = Etcd::start_with(&[format!(
+    let tokens = format!(
         "--auth-token=jwt,pub-key={},priv-key={},sign-method=ES256,ttl=10m",
         public.display(),
         private.display()
-    )]);
-    open_when_up(etcd.location()).await.close().await;
-    let mut admin = etcd_client::Client::connect([&etcd.endpoint], None).await.unwrap();
+    );
+    let etcd = Etcd::start_with(&Options { tls: None, flags: vec![tokens] }).unwrap();
+    open(location(&etcd)).await.close().await;
+    let mut admin = etcd_client::Client::connect([etcd.endpoint()], None).await.unwrap();
     admin.user_add("root", "root", None).await.unwrap();
     admin.user_grant_role("root", "root").await.unwrap();
     admin.user_add("wharf", "secret", None).await.unwrap();
@@ -90,7 +92,7 @@ async fn a_user_with_rights_on_the_prefix_is_enough_and_others_are_denied() {
         password: Some(password.to_owned()),
         ..EtcdOptions::default()
     };
-    let location = etcd.location_with(user("wharf", "secret"));
+    let location = location_with(&etcd, user("wharf", "secret"));
     let store = Store::open(&StoreOptions { location }).await.unwrap();
     let start = put(&store, "a/1", "x").await.unwrap();
     put(&store, "a/2", "x").await.unwrap();
@@ -99,7 +101,7 @@ async fn a_user_with_rights_on_the_prefix_is_enough_and_others_are_denied() {
     let held = store.hold("leader/a", "x", Duration::from_secs(60)).await.unwrap().unwrap();
     held.release().await.unwrap();
     let root = etcd_client::ConnectOptions::new().with_user("root", "root");
-    let mut admin = etcd_client::Client::connect([&etcd.endpoint], Some(root)).await.unwrap();
+    let mut admin = etcd_client::Client::connect([etcd.endpoint()], Some(root)).await.unwrap();
     admin.user_add("new", "new", None).await.unwrap();
     put(&store, "a/3", "x").await.unwrap();
     assert!(store.get("a/3").await.unwrap().is_some());
@@ -113,7 +115,7 @@ async fn a_user_with_rights_on_the_prefix_is_enough_and_others_are_denied() {
         EtcdOptions::default(),
     ] {
         let name = options.user.clone();
-        let error = open_error(etcd.location_with(options)).await;
+        let error = open_error(location_with(&etcd, options)).await;
         let StoreError::Denied { user, .. } = &error else { panic!("{name:?}: {error:?}") };
         assert_eq!(*user, name.unwrap_or_else(|| "a client without a user".to_owned()));
     }
@@ -121,16 +123,14 @@ async fn a_user_with_rights_on_the_prefix_is_enough_and_others_are_denied() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_loses_a_member_goes_on() {
-    let mut members = Etcd::start_cluster();
-    let endpoints: Vec<_> = members.iter().map(|member| member.endpoint.clone()).collect();
-    let location = StoreLocation::Etcd { endpoints, options: EtcdOptions::default() };
-    let store = open_when_up(location).await;
+    let mut members = Etcd::start_cluster(3).unwrap();
+    let store = open(cluster_location(&members)).await;
     let start = put(&store, "a/0", "x").await.unwrap();
     let mut watch = store.watch("a/", start).await.unwrap();
     let held = store.hold("leader/a", "x", Duration::from_secs(30)).await.unwrap().unwrap();
 
     // The first endpoint is the one in use.
-    members[0].kill();
+    members[0].kill().unwrap();
     let killed = Instant::now();
     let mut written = 0;
     while written < 20 {
@@ -156,8 +156,8 @@ async fn a_cluster_that_loses_a_member_goes_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_goes_on_where_it_was_when_etcd_restarts() {
-    let mut etcd = Etcd::start();
-    let store = open_when_up(etcd.location()).await;
+    let mut etcd = Etcd::start().unwrap();
+    let store = open(location(&etcd)).await;
     let start = put(&store, "a/1", "x").await.unwrap();
     let mut watch = store.watch("a/", start).await.unwrap();
     put(&store, "a/2", "x").await.unwrap();
@@ -171,10 +171,10 @@ async fn a_watch_goes_on_where_it_was_when_etcd_restarts() {
         seen
     });
 
-    etcd.kill();
+    etcd.kill().unwrap();
     let error = put(&store, "a/never", "x").await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
-    etcd.run();
+    etcd.restart().unwrap();
     let restarted = Instant::now();
     for key in ["a/3", "a/4"] {
         while let Err(error) = put(&store, key, "x").await {
@@ -202,9 +202,9 @@ async fn a_dead_etcd_is_an_error_in_bounded_time() {
 
 #[tokio::test]
 async fn an_endpoint_that_is_down_from_the_start_is_passed_over() {
-    let etcd = Etcd::start();
-    open_when_up(etcd.location()).await.close().await;
-    let endpoints = vec![etcd::free_address(), etcd.endpoint.clone()];
+    let etcd = Etcd::start().unwrap();
+    open(location(&etcd)).await.close().await;
+    let endpoints = vec![etcd::free_address(), etcd.address()];
     let location = StoreLocation::Etcd { endpoints, options: EtcdOptions::default() };
     let store = Store::open(&StoreOptions { location }).await.unwrap();
     put(&store, "a/1", "x").await.unwrap();
@@ -212,22 +212,35 @@ async fn an_endpoint_that_is_down_from_the_start_is_passed_over() {
 
 #[tokio::test]
 async fn a_holder_whose_etcd_is_gone_knows_it_after_the_time_to_live() {
-    let mut etcd = Etcd::start();
-    let store = open_when_up(etcd.location()).await;
+    let mut etcd = Etcd::start().unwrap();
+    let store = open(location(&etcd)).await;
     let ttl = Duration::from_secs(2);
     let held = store.hold("leader/a", "x", ttl).await.unwrap().unwrap();
-    etcd.kill();
+    etcd.kill().unwrap();
     let killed = Instant::now();
     held.lost().await;
     assert!(held.is_lost());
     assert!(killed.elapsed() <= ttl + Duration::from_millis(300), "{:?}", killed.elapsed());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_falls_silent_does_not_cost_the_lease() {
+    let mut members = Etcd::start_cluster(3).unwrap();
+    let store = open(cluster_location(&members)).await;
+    let ttl = Duration::from_secs(5);
+    let held = store.hold("leader/a", "x", ttl).await.unwrap().unwrap();
+    // The first endpoint is the one in use; the two others are a quorum.
+    members[0].pause().unwrap();
+    assert!(tokio::time::timeout(ttl * 2, held.lost()).await.is_err(), "the lease was lost");
+    let guarded = Txn::new().when(held.still_held()).put("work/1", "x");
+    assert!(matches!(store.commit(guarded).await.unwrap(), Outcome::Committed(_)));
+}
+
 #[tokio::test]
 async fn keys_of_others_are_not_seen() {
-    let etcd = Etcd::start();
-    let store = open_when_up(etcd.location()).await;
-    let mut other = etcd_client::Client::connect([&etcd.endpoint], None).await.unwrap();
+    let etcd = Etcd::start().unwrap();
+    let store = open(location(&etcd)).await;
+    let mut other = etcd_client::Client::connect([etcd.endpoint()], None).await.unwrap();
     for key in ["/registry/pods", "/wharf", "/wharf0", "wharf/a"] {
         other.put(key, "x", None).await.unwrap();
     }

@@ -1,7 +1,11 @@
 //! The leases of this process. They live in memory: a lease cannot outlive the only server.
+//!
+//! Holders extend them directly, the writer ends them. Both do so under one lock, and a lease that
+//! the writer has begun to end cannot be extended: whoever is told that it lives still has its keys.
 
 use std::{
     collections::HashMap,
+    sync::{Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
@@ -18,6 +22,11 @@ struct Lease {
     deadline: Instant,
     /// Its keys are being deleted in the batch that is under way.
     ending: bool,
+}
+
+/// Never held over I/O.
+pub(super) fn lock(leases: &Mutex<Leases>) -> MutexGuard<'_, Leases> {
+    leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Leases {
@@ -48,10 +57,15 @@ impl Leases {
         self.live.get_mut(&id).map(|lease| lease.ending = true).is_some()
     }
 
-    /// The leases whose time has passed.
-    pub(super) fn expired(&self, now: Instant) -> Vec<LeaseId> {
+    /// Begins to end the leases whose time has passed.
+    pub(super) fn begin_end_of_expired(&mut self, now: Instant) -> Vec<LeaseId> {
         let is_expired = |lease: &Lease| !lease.ending && lease.deadline <= now;
-        self.live.iter().filter(|(_, lease)| is_expired(lease)).map(|(id, _)| *id).collect()
+        let expired = self.live.iter_mut().filter(|(_, lease)| is_expired(lease));
+        let begin = |(id, lease): (&LeaseId, &mut Lease)| {
+            lease.ending = true;
+            *id
+        };
+        expired.map(begin).collect()
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {

@@ -11,7 +11,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -25,7 +25,7 @@ use super::{
     apply::{Draft, Verdict},
     history::{Batch, History},
     layout::classify_shared,
-    leases::Leases,
+    leases::{self, Leases},
     lock::DirLock,
 };
 use crate::{
@@ -57,7 +57,6 @@ pub(super) type Reply<T> = oneshot::Sender<StoreResult<T>>;
 pub(super) enum Request {
     Commit { txn: Txn, reply: Reply<Outcome> },
     Grant { ttl: Duration, reply: Reply<LeaseId> },
-    KeepAlive { lease: LeaseId, reply: Reply<()> },
     Revoke { lease: LeaseId, reply: Reply<()> },
     EndOldLeases { reply: Reply<()> },
     Compact { keep: u64, reply: Reply<()> },
@@ -78,7 +77,7 @@ pub(super) struct Writer {
     pub(super) latest: watch::Sender<u64>,
     pub(super) revision: u64,
     pub(super) compacted: u64,
-    pub(super) leases: Leases,
+    pub(super) leases: Arc<Mutex<Leases>>,
     pub(super) retry_expiry_at: Option<Instant>,
     /// Pages in the write-ahead log, told by SQLite at each commit.
     pub(super) wal_pages: Arc<AtomicUsize>,
@@ -136,8 +135,12 @@ impl Writer {
         }
     }
 
+    fn leases(&self) -> MutexGuard<'_, Leases> {
+        leases::lock(&self.leases)
+    }
+
     fn wait(&self) -> Result<Queued, mpsc::RecvTimeoutError> {
-        let wake_at = match (self.leases.next_deadline(), self.retry_expiry_at) {
+        let wake_at = match (self.leases().next_deadline(), self.retry_expiry_at) {
             (Some(deadline), Some(retry)) => Some(deadline.max(retry)),
             (deadline, _) => deadline,
         };
@@ -172,7 +175,7 @@ impl Writer {
         let now = Instant::now();
         let expired = match self.retry_expiry_at {
             Some(at) if now < at => Vec::new(),
-            Some(_) | None => self.leases.expired(now),
+            Some(_) | None => self.leases().begin_end_of_expired(now),
         };
         let waiting = self.answer_without_disk(requests, now);
         if waiting.is_empty() && expired.is_empty() {
@@ -182,7 +185,7 @@ impl Writer {
         let mut answers = Vec::with_capacity(waiting.len());
         match self.write_batch(&mut draft, waiting, &expired, &mut answers, now) {
             Ok(()) => {
-                self.leases.forget_ended();
+                self.leases().forget_ended();
                 self.retry_expiry_at = None;
                 self.publish(draft);
                 answers.into_iter().for_each(Answer::send);
@@ -191,7 +194,7 @@ impl Writer {
                 let error = Arc::new(error);
                 tracing::warn!(%error, waiting = answers.len(), "the store could not write a batch");
                 self.conn.execute_batch("ROLLBACK").ok();
-                self.leases.undo_end();
+                self.leases().undo_end();
                 self.retry_expiry_at = (!expired.is_empty()).then(|| now + RETRY_EXPIRY);
                 for answer in answers {
                     answer.fail(classify_shared(&self.path, &error));
@@ -200,17 +203,14 @@ impl Writer {
         }
     }
 
-    /// Leases are granted and kept alive in memory, so that a full disk does not end them.
-    fn answer_without_disk(&mut self, requests: Vec<Request>, now: Instant) -> Vec<Request> {
+    /// Leases are granted in memory, so that a full disk is no obstacle. It takes the writer all the
+    /// same, which has to know when to wake up next.
+    fn answer_without_disk(&self, requests: Vec<Request>, now: Instant) -> Vec<Request> {
         let mut waiting = Vec::with_capacity(requests.len());
         for request in requests {
             match request {
                 Request::Grant { ttl, reply } => {
-                    reply.send(Ok(self.leases.grant(ttl, now))).ok();
-                }
-                Request::KeepAlive { lease, reply } => {
-                    let live = self.leases.keep_alive(lease, now);
-                    reply.send(live.then_some(()).ok_or(StoreError::LeaseGone)).ok();
+                    reply.send(Ok(self.leases().grant(ttl, now))).ok();
                 }
                 request => waiting.push(request),
             }
@@ -230,7 +230,6 @@ impl Writer {
     ) -> rusqlite::Result<()> {
         let mut result = run(&self.conn, "BEGIN IMMEDIATE");
         for lease in expired {
-            self.leases.begin_end(*lease);
             result = result.and_then(|()| draft.end_lease(&self.conn, *lease));
         }
         for request in requests {
@@ -255,7 +254,7 @@ impl Writer {
         let (reply, result) = match request {
             Request::Commit { txn, reply } => {
                 let verdict = if ready {
-                    draft.apply(&self.conn, txn, |lease| self.leases.is_live(lease, now))
+                    draft.apply(&self.conn, txn, |lease| self.leases().is_live(lease, now))
                 } else {
                     Ok(Verdict::Refused)
                 };
@@ -268,7 +267,7 @@ impl Writer {
                 answers.push(Answer::Outcome(reply, outcome));
                 return result;
             }
-            Request::Revoke { lease, reply } if ready && self.leases.begin_end(lease) => {
+            Request::Revoke { lease, reply } if ready && self.leases().begin_end(lease) => {
                 (reply, draft.end_lease(&self.conn, lease))
             }
             Request::EndOldLeases { reply } if ready => (reply, draft.end_all_leases(&self.conn)),
@@ -282,7 +281,6 @@ impl Writer {
             Request::Revoke { reply, .. }
             | Request::EndOldLeases { reply }
             | Request::Compact { reply, .. }
-            | Request::KeepAlive { reply, .. }
             | Request::Close { reply } => (reply, Ok(())),
             Request::Grant { .. } => return Ok(()),
         };

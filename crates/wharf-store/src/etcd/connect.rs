@@ -30,7 +30,7 @@ use crate::{
 /// Longer than any healthy network needs for a handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// etcd itself gives up on a proposal after 7 s; with a leader it answers in milliseconds.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection whose peer vanished is noticed within these two, also by an idle watch.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
@@ -104,11 +104,24 @@ impl Connections {
     where
         F: Future<Output = Result<T, Error>>,
     {
+        self.call_within(REQUEST_TIMEOUT, repeat, request).await
+    }
+
+    /// The same, with `patience` for each endpoint.
+    pub(super) async fn call_within<T, F>(
+        &self,
+        patience: Duration,
+        repeat: Repeat,
+        request: impl Fn(Endpoint) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         let first = self.active.load(Ordering::Relaxed);
         let mut last_error = None;
         for turn in 0..self.endpoints.len() {
             let index = (first + turn) % self.endpoints.len();
-            let error = match self.try_one(index, &request).await {
+            let error = match self.try_one(index, patience, &request).await {
                 Ok(answer) => {
                     self.active.store(index, Ordering::Relaxed);
                     return Ok(answer);
@@ -117,7 +130,10 @@ impl Connections {
                     if !is_endpoint_failure(&error) {
                         return Err(error);
                     }
-                    self.leave(index);
+                    // When all have failed, the last one stays in use: the first has had its turn.
+                    if turn + 1 < self.endpoints.len() {
+                        self.leave(index);
+                    }
                     if repeat == Repeat::OnlyIfNeverSent && sent && !was_never_sent(&error) {
                         return Err(error);
                     }
@@ -132,19 +148,20 @@ impl Connections {
     async fn try_one<T, F>(
         &self,
         index: usize,
+        patience: Duration,
         request: impl Fn(Endpoint) -> F,
     ) -> Result<T, Attempt>
     where
         F: Future<Output = Result<T, Error>>,
     {
         let endpoint =
-            self.endpoint(index).await.map_err(|error| Attempt { error, sent: false })?;
-        let mut answer = in_time(request(endpoint.clone())).await;
+            self.endpoint(index, patience).await.map_err(|error| Attempt { error, sent: false })?;
+        let mut answer = within(patience, request(endpoint.clone())).await;
         // etcd refuses a login that is older than the last change of its users and roles.
         let refused = |error: &Error| code_of(error) == Some(Code::InvalidArgument);
         if self.user.is_some() && answer.as_ref().is_err_and(refused) {
-            answer = match in_time(endpoint.client.refresh_token()).await {
-                Ok(()) => in_time(request(endpoint)).await,
+            answer = match within(patience, endpoint.client.refresh_token()).await {
+                Ok(()) => within(patience, request(endpoint)).await,
                 Err(error) => Err(error),
             };
         }
@@ -159,10 +176,10 @@ impl Connections {
 
     /// The endpoint that answered last.
     pub(super) async fn active(&self) -> Result<Endpoint, Error> {
-        self.endpoint(self.active.load(Ordering::Relaxed)).await
+        self.endpoint(self.active.load(Ordering::Relaxed), REQUEST_TIMEOUT).await
     }
 
-    async fn endpoint(&self, index: usize) -> Result<Endpoint, Error> {
+    async fn endpoint(&self, index: usize, patience: Duration) -> Result<Endpoint, Error> {
         let slot = self.endpoints.get(index).ok_or(Error::EndpointsNotManaged)?;
         let lock = || slot.endpoint.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(endpoint) = lock().clone() {
@@ -170,7 +187,7 @@ impl Connections {
         }
         // With a user this logs in, otherwise it only prepares the connection.
         let connect = Client::connect([&slot.address], Some(self.options.clone()));
-        let endpoint = Endpoint { client: Arc::new(in_time(connect).await?) };
+        let endpoint = Endpoint { client: Arc::new(within(patience, connect).await?) };
         *lock() = Some(endpoint.clone());
         Ok(endpoint)
     }
@@ -208,11 +225,12 @@ struct Attempt {
     sent: bool,
 }
 
-async fn in_time<T>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+async fn within<T>(
+    patience: Duration,
+    answer: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
     let late = || io::Error::new(io::ErrorKind::TimedOut, "etcd did not answer in time");
-    tokio::time::timeout(REQUEST_TIMEOUT, answer)
-        .await
-        .unwrap_or_else(|_| Err(Error::IoError(late())))
+    tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(Error::IoError(late())))
 }
 
 fn connect_options(options: &EtcdOptions) -> StoreResult<ConnectOptions> {
