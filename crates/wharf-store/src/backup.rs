@@ -10,6 +10,8 @@
 
 mod check;
 mod restore;
+#[cfg(test)]
+mod tests;
 
 use std::{
     fs::{self, OpenOptions},
@@ -18,9 +20,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rusqlite::{Connection, backup::Backup, params};
+use rusqlite::{Connection, Transaction, backup::Backup, params};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde::Serialize;
+use tokio::runtime::Handle;
 
 pub use self::{
     check::{CheckReport, SealState, UnreadableRecord, check},
@@ -28,14 +31,14 @@ pub use self::{
 };
 use crate::{
     embedded::{
-        layout::{self, classify, log_id},
+        layout::{self, classify, last_id_of, log_id},
         lock::{io_error, sync_dir},
         on_blocking_thread,
     },
-    error::StoreResult,
+    error::{StoreError, StoreResult},
     etcd::{Etcd, OFFSET_KEY},
     store::StoreLocation,
-    types::{Page, RawListing, Revision},
+    types::{Entry, Page, Revision},
 };
 
 /// More revisions than a store hands out between a backup and the loss that makes it needed.
@@ -49,33 +52,52 @@ pub struct Moved {
     pub revision: Revision,
 }
 
+/// Records that are in memory at a time.
+const PAGE: usize = 500;
+
 /// Writes all records, as they are at one moment, into a new file. The server may be running.
 pub async fn backup(location: &StoreLocation, out_file: &Path) -> StoreResult<Moved> {
+    backup_in_pages(location, out_file, PAGE).await
+}
+
+async fn backup_in_pages(
+    location: &StoreLocation,
+    out_file: &Path,
+    page: usize,
+) -> StoreResult<Moved> {
     if out_file.exists() {
         return Err(io_error("create", out_file, io::ErrorKind::AlreadyExists.into()));
     }
-    let out = out_file.to_owned();
     match location {
         StoreLocation::Embedded { data_dir } => {
-            let db = layout::db_path(data_dir);
+            let (data_dir, out) = (data_dir.clone(), out_file.to_owned());
             on_blocking_thread(move || {
-                write_file(&out, |file| {
-                    let source = layout::open_reader(&db)?;
-                    layout::ensure_layout(&source, &db)?;
-                    copy(&source, file).map_err(|error| classify(&db, error))
-                })
+                let source = layout::open_existing(&data_dir)?;
+                let db = layout::db_path(&data_dir);
+                write_file(&out, |file| copy(&source, file).map_err(|error| classify(&db, error)))
             })
             .await
         }
         StoreLocation::Etcd { endpoints, options } => {
             let etcd = Etcd::open(endpoints, options).await?;
             etcd.refuse_unfinished_restore().await?;
-            let listing = etcd.list("", &Page::ALL).await?;
+            let moved = backup_etcd(&etcd, out_file, page).await;
             etcd.close();
-            on_blocking_thread(move || {
-                write_file(&out, |file| fill(file, &listing).map_err(|error| classify(&out, error)))
-            })
-            .await
+            moved
+        }
+    }
+}
+
+async fn backup_etcd(etcd: &Etcd, out_file: &Path, page: usize) -> StoreResult<Moved> {
+    loop {
+        let (etcd, out) = (etcd.clone(), out_file.to_owned());
+        let written = on_blocking_thread(move || {
+            write_file(&out, |file| Handle::current().block_on(fill(file, &out, &etcd, page)))
+        });
+        match written.await {
+            // The history was compacted between two pages: begin again at a newer revision.
+            Err(StoreError::Compacted { .. }) => tracing::debug!("a long backup begins again"),
+            done => return done,
         }
     }
 }
@@ -133,30 +155,38 @@ fn copy(source: &Connection, target: &mut Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Writes records into an empty file, with the revisions that they have in etcd.
-fn fill(target: &mut Connection, listing: &RawListing) -> rusqlite::Result<()> {
-    layout::create_tables(target)?;
-    let mut entries: Vec<_> = listing
-        .entries
-        .iter()
-        .filter(|raw| !raw.leased && raw.entry.key != OFFSET_KEY)
-        .map(|raw| &raw.entry)
-        .collect();
-    entries.sort_by_key(|entry| entry.modified);
-    let txn = target.transaction()?;
-    let (mut revision, mut seq) = (Revision(0), 0);
-    for entry in entries {
-        seq = if entry.modified == revision { seq + 1 } else { 0 };
-        revision = entry.modified;
-        let id = log_id(revision.0, seq);
-        let key = entry.key.as_bytes();
-        txn.prepare_cached("INSERT INTO log (id, key, created, value) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![id, key, entry.created.0 as i64, entry.value])?;
-        txn.prepare_cached("INSERT INTO kv (key, created, log) VALUES (?1, ?2, ?3)")?
-            .execute(params![key, entry.created.0 as i64, id])?;
+/// Writes etcd's records, all as they stand at one revision, into an empty file.
+async fn fill(target: &mut Connection, out: &Path, etcd: &Etcd, page: usize) -> StoreResult<()> {
+    let failed = |error| classify(out, error);
+    layout::create_tables(target).map_err(failed)?;
+    let txn = target.transaction().map_err(failed)?;
+    let mut revision = None;
+    let mut next = Some(Page::first(page));
+    while let Some(page) = next {
+        let listing = etcd.list_at("", &page, revision).await?;
+        revision = Some(listing.revision);
+        next = page.next(&listing);
+        for raw in listing.entries.iter().filter(|raw| !raw.leased && raw.entry.key != OFFSET_KEY) {
+            insert(&txn, &raw.entry).map_err(failed)?;
+        }
     }
-    layout::set_compacted(&txn, listing.revision.0)?;
-    txn.commit()
+    layout::set_compacted(&txn, revision.unwrap_or_default().0).map_err(failed)?;
+    txn.commit().map_err(failed)
+}
+
+/// Writes one record with the revisions that it has in etcd.
+fn insert(txn: &Transaction<'_>, entry: &Entry) -> rusqlite::Result<()> {
+    let (key, created) = (entry.key.as_bytes(), entry.created.0 as i64);
+    let (first, last) = (log_id(entry.modified.0, 0), last_id_of(entry.modified.0));
+    // Records of one transaction share their revision, but do not come one after the other.
+    let id: i64 = txn
+        .prepare_cached("SELECT coalesce(max(id) + 1, ?1) FROM log WHERE id BETWEEN ?1 AND ?2")?
+        .query_row([first, last], |row| row.get(0))?;
+    txn.prepare_cached("INSERT INTO log (id, key, created, value) VALUES (?1, ?2, ?3, ?4)")?
+        .execute(params![id, key, created, entry.value])?;
+    txn.prepare_cached("INSERT INTO kv (key, created, log) VALUES (?1, ?2, ?3)")?
+        .execute(params![key, created, id])
+        .map(drop)
 }
 
 fn count(conn: &Connection) -> rusqlite::Result<Moved> {

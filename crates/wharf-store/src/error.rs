@@ -1,6 +1,6 @@
 //! What can go wrong with a store. The kinds are told apart by type, never by text.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 use crate::types::Revision;
 
@@ -29,7 +29,7 @@ pub enum StoreError {
         action: &'static str,
         path: PathBuf,
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The history before `oldest` is no longer kept: read the present and watch from there.
     #[error("changes before revision {oldest} are no longer kept")]
@@ -52,6 +52,8 @@ pub enum StoreError {
     },
     #[error("the store's configuration is wrong: {0}")]
     BadOptions(String),
+    #[error("there is no store in {}", dir.display())]
+    NoStore { dir: PathBuf },
     /// A restore only fills what is empty.
     #[error("{what} is not empty")]
     NotEmpty { what: String },
@@ -93,6 +95,10 @@ impl StoreError {
             StoreError::Denied { .. } => "check the etcd user name and password, and the role's rights on the prefix /wharf/".to_owned(),
             StoreError::KeyMissing { .. } => "put the original key file back, or name it with --key-file; a new key cannot open the sealed records".to_owned(),
             StoreError::KeyWrong { .. } => "name the key file that was used before with --key-file; several servers on one store share one key".to_owned(),
+            StoreError::NoStore { .. } => "name the server's data directory with --data-dir; a server makes its store when it first starts".to_owned(),
+            StoreError::Io { path, source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                format!("check the owner and the permissions of {}", path.display())
+            }
             StoreError::Io { .. }
             | StoreError::Compacted { .. }
             | StoreError::LeaseGone

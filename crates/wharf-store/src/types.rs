@@ -134,8 +134,19 @@ pub struct Page {
 }
 
 impl Page {
-    /// More than any collection of Wharf's holds; lists of unbounded ones (audit) are paged.
-    pub const ALL: Page = Page { after: None, limit: 1_000_000, descending: false };
+    /// Everything, however much it is; collections without bounds (audit) are read in parts.
+    pub const ALL: Page = Page { after: None, limit: usize::MAX, descending: false };
+
+    /// The first part of everything.
+    pub(crate) fn first(limit: usize) -> Page {
+        Page { after: None, limit, descending: false }
+    }
+
+    /// The page after the one that gave this listing; `None` if that was the last.
+    pub(crate) fn next(&self, listing: &RawListing) -> Option<Page> {
+        let last = listing.entries.last().filter(|_| listing.more)?;
+        Some(Page { after: Some(last.entry.key.clone()), ..*self })
+    }
 }
 
 /// Keys below a prefix, in key order, as they all stood at one revision.

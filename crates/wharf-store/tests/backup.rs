@@ -15,11 +15,12 @@ use std::{
     time::Duration,
 };
 
-use etcd::{Etcd, open_when_up};
+use etcd::{Etcd, location};
 use wharf_store::{
     Outcome, Page, Revision, Sealer, Store, StoreError, StoreLocation, StoreOptions, Txn,
     backup::{REVISION_JUMP, SealState, backup, check, restore},
 };
+use wharf_testbed::disk::SmallDisk;
 
 fn embedded(dir: &Path) -> StoreLocation {
     StoreLocation::Embedded { data_dir: dir.to_owned() }
@@ -111,25 +112,19 @@ async fn from_embedded_to_embedded() {
 #[tokio::test]
 async fn from_etcd_to_embedded() {
     let dir = tempfile::tempdir().unwrap();
-    let etcd = Etcd::start();
-    open_when_up(etcd.location()).await.close().await;
-    round_trip(&etcd.location(), &embedded(&dir.path().join("b")), &dir.path().join("f")).await;
+    let etcd = Etcd::start().unwrap();
+    round_trip(&location(&etcd), &embedded(&dir.path().join("b")), &dir.path().join("f")).await;
 }
 
 #[tokio::test]
 async fn from_embedded_to_etcd_and_on() {
     let dir = tempfile::tempdir().unwrap();
-    let etcd = Etcd::start();
-    // Up, but with nothing below the prefix.
-    let store = open_when_up(etcd.location()).await;
-    let mark = store.commit(Txn::new().delete("meta/schema")).await.unwrap();
-    assert!(matches!(mark, Outcome::Committed(_)));
-    store.close().await;
+    let etcd = Etcd::start().unwrap();
     let from = embedded(&dir.path().join("a"));
-    round_trip(&from, &etcd.location(), &dir.path().join("f")).await;
+    round_trip(&from, &location(&etcd), &dir.path().join("f")).await;
     // The offset of a restored etcd counts in its own backups too.
-    let store = open(&etcd.location()).await;
-    let moved = backup(&etcd.location(), &dir.path().join("g")).await.unwrap();
+    let store = open(&location(&etcd)).await;
+    let moved = backup(&location(&etcd), &dir.path().join("g")).await.unwrap();
     assert_eq!(moved.revision, store.revision().await.unwrap());
     let onward = embedded(&dir.path().join("c"));
     restore(&dir.path().join("g"), &onward).await.unwrap();
@@ -227,6 +222,45 @@ async fn damaged_and_newer_backups_are_refused_and_leave_the_directory_empty() {
     assert!(matches!(missing, StoreError::Io { .. }), "{missing:?}");
 
     restore(&good, &embedded(&to)).await.expect("nothing was left behind");
+}
+
+#[tokio::test]
+async fn a_restore_that_fails_leaves_nothing_and_can_be_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = embedded(&dir.path().join("a"));
+    let store = open(&from).await;
+    for i in 0..3 {
+        put(&store, &format!("cluster/{i}"), &record(&"x".repeat(1_000_000))).await;
+    }
+    let file = dir.path().join("backup");
+    backup(&from, &file).await.unwrap();
+    let disk = SmallDisk::new(2).unwrap();
+    let made = disk.path().join("there");
+    fs::create_dir(&made).unwrap();
+    let fresh = disk.path().join("not/yet");
+    for to in [&made, &fresh, &made, &fresh] {
+        let error = restore(&file, &embedded(to)).await.unwrap_err();
+        assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
+    }
+    assert_eq!(fs::read_dir(&made).unwrap().count(), 0);
+    assert!(!fresh.exists());
+}
+
+#[tokio::test]
+async fn where_there_is_no_store_it_is_said_by_backup_and_check_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let nowhere = dir.path().join("nowhere");
+    let out = dir.path().join("backup");
+    let errors = [
+        backup(&embedded(&nowhere), &out).await.unwrap_err(),
+        check(&embedded(&nowhere), None).await.unwrap_err(),
+        backup(&embedded(dir.path()), &out).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.to_string().starts_with("there is no store in"), "{error}");
+        assert!(error.hint().unwrap().contains("--data-dir"));
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[tokio::test]

@@ -1,57 +1,12 @@
 //! Bad ground: full and read-only disks, damaged files, a second server, wrong keys.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use std::{
-    fs,
-    io::Write,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use wharf_store::{
     Outcome, Page, Revision, Sealer, Store, StoreError, StoreLocation, StoreOptions, Txn,
 };
-
-/// A small file system of its own; gone with the value, also when the test fails.
-struct SmallDisk {
-    dir: tempfile::TempDir,
-}
-
-impl SmallDisk {
-    fn new(megabytes: usize) -> SmallDisk {
-        let dir = tempfile::tempdir().unwrap();
-        let size = std::ffi::CString::new(format!("size={megabytes}m")).unwrap();
-        mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), size.as_c_str())
-            .expect("a small disk can only be made by root");
-        SmallDisk { dir }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("data")
-    }
-
-    fn make_read_only(&self) {
-        mount_remount(self.dir.path(), MountFlags::RDONLY, "").unwrap();
-    }
-
-    /// Takes all space that is left.
-    fn fill(&self) -> PathBuf {
-        let path = self.dir.path().join("filler");
-        let mut file = fs::File::create(&path).unwrap();
-        for size in [65536, 4096, 1] {
-            while file.write_all(&vec![0; size]).is_ok() {}
-        }
-        path
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        unmount(self.dir.path(), UnmountFlags::DETACH).ok();
-    }
-}
+use wharf_testbed::disk::SmallDisk;
 
 fn options(dir: &Path) -> StoreOptions {
     StoreOptions { location: StoreLocation::Embedded { data_dir: dir.to_owned() } }
@@ -74,10 +29,10 @@ async fn put(store: &Store, key: &str, value: &[u8]) -> Result<Revision, StoreEr
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_loses_nothing_and_writing_goes_on_once_there_is_room() {
-    let disk = SmallDisk::new(8);
-    let store = open(&disk.path()).await;
+    let disk = SmallDisk::new(8).unwrap();
+    let store = open(&disk.path().join("data")).await;
     put(&store, "a/first", b"x").await.unwrap();
-    let filler = disk.fill();
+    let filler = disk.fill().unwrap();
 
     let lease = store.grant_lease(Duration::from_secs(60)).await.unwrap();
     let mut acknowledged = Vec::new();
@@ -109,7 +64,7 @@ async fn a_full_disk_loses_nothing_and_writing_goes_on_once_there_is_room() {
     assert!(store.list("b/", Page::ALL).await.unwrap().entries.is_empty());
     store.close().await;
 
-    let store = open(&disk.path()).await;
+    let store = open(&disk.path().join("data")).await;
     assert_acknowledged(&store, &acknowledged).await;
     assert!(store.get("a/later").await.unwrap().is_some());
 }
@@ -123,22 +78,22 @@ async fn assert_acknowledged(store: &Store, acknowledged: &[(String, Revision)])
 
 #[tokio::test]
 async fn a_store_on_a_full_disk_does_not_open_and_says_why() {
-    let disk = SmallDisk::new(1);
-    disk.fill();
-    let error = open_error(&disk.path()).await;
+    let disk = SmallDisk::new(1).unwrap();
+    disk.fill().unwrap();
+    let error = open_error(&disk.path().join("data")).await;
     assert!(matches!(error, StoreError::DiskFull(_)), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_read_only_data_directory_is_named() {
-    let disk = SmallDisk::new(8);
-    let store = open(&disk.path()).await;
+    let disk = SmallDisk::new(8).unwrap();
+    let store = open(&disk.path().join("data")).await;
     put(&store, "a/1", b"x").await.unwrap();
     store.close().await;
-    disk.make_read_only();
-    let error = open_error(&disk.path()).await;
+    disk.make_read_only().unwrap();
+    let error = open_error(&disk.path().join("data")).await;
     assert!(matches!(&error, StoreError::ReadOnly { what } if what.contains("data")), "{error:?}");
-    let error = open_error(&disk.dir.path().join("new")).await;
+    let error = open_error(&disk.path().join("new")).await;
     assert!(matches!(error, StoreError::ReadOnly { .. }), "{error:?}");
 }
 
@@ -167,6 +122,59 @@ async fn the_data_directory_and_its_files_are_for_their_owner() {
     assert_eq!(mode(&data), 0o700);
     assert_eq!(mode(&data.join("seal.key")), 0o600);
     assert_eq!(mode(&data.join("wharf.lock")), 0o600);
+}
+
+#[tokio::test]
+async fn a_database_in_a_directory_that_others_may_enter_is_for_its_owner_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let store = open(dir.path()).await;
+    put(&store, "a/1", b"x").await.unwrap();
+    for file in ["wharf.db", "wharf.db-wal", "wharf.db-shm"] {
+        let mode = fs::metadata(dir.path().join(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_stalls_for_longer_than_the_time_to_live_does_not_cost_the_lease() {
+    let ttl = Duration::from_secs(1);
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let held = store.hold("leader/a", "x", ttl).await.unwrap().unwrap();
+    // Whoever holds the database's lock holds up the writer, as a disk does that does not answer.
+    let stall = rusqlite::Connection::open(dir.path().join("wharf.db")).unwrap();
+    stall.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let writer = tokio::spawn({
+        let store = store.clone();
+        async move { put(&store, "a/1", b"x").await }
+    });
+    assert!(tokio::time::timeout(ttl * 3, held.lost()).await.is_err(), "the lease was lost");
+    assert!(!writer.is_finished(), "nothing was held up");
+    stall.execute_batch("ROLLBACK").unwrap();
+    writer.await.unwrap().unwrap();
+    let guarded = Txn::new().when(held.still_held()).put("work/1", "x");
+    assert!(matches!(store.commit(guarded).await.unwrap(), Outcome::Committed(_)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_ends_while_the_disk_stalls_takes_its_keys_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let ttl = Duration::from_secs(1);
+    let lease = store.grant_lease(ttl).await.unwrap();
+    let bound = store.commit(Txn::new().put_leased("m/a", "x", lease)).await.unwrap();
+    let Outcome::Committed(bound) = bound else { panic!("refused") };
+    let stall = rusqlite::Connection::open(dir.path().join("wharf.db")).unwrap();
+    stall.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut watch = store.watch("m/", bound).await.unwrap();
+    // Nobody keeps it alive.
+    assert!(tokio::time::timeout(ttl * 2, watch.next()).await.is_err());
+    assert!(matches!(store.keep_alive(lease).await, Err(StoreError::LeaseGone)));
+    stall.execute_batch("ROLLBACK").unwrap();
+    let gone = tokio::time::timeout(Duration::from_secs(20), watch.next()).await.unwrap().unwrap();
+    assert_eq!(gone[0].key(), "m/a");
+    assert_eq!(store.get("m/a").await.unwrap(), None);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 
-use super::integrity_problems;
+use super::{PAGE, integrity_problems};
 use crate::{
     embedded::{
         layout::{self, classify},
@@ -69,63 +69,113 @@ pub enum SealState {
 
 /// Reads everything once; the server may be running.
 pub async fn check(location: &StoreLocation, key_file: Option<&Path>) -> StoreResult<CheckReport> {
+    check_in_pages(location, key_file, PAGE).await
+}
+
+pub(super) async fn check_in_pages(
+    location: &StoreLocation,
+    key_file: Option<&Path>,
+    page: usize,
+) -> StoreResult<CheckReport> {
     match location {
         StoreLocation::Embedded { data_dir } => {
-            let db = layout::db_path(data_dir);
-            let (listing, problems) = on_blocking_thread(move || read_file(&db)).await?;
-            Ok(report(&listing, problems, key_file))
+            let (data_dir, key_file) = (data_dir.clone(), key_file.map(Path::to_owned));
+            on_blocking_thread(move || check_embedded(&data_dir, key_file.as_deref(), page)).await
         }
         StoreLocation::Etcd { endpoints, options } => {
             let etcd = Etcd::open(endpoints, options).await?;
-            let listing = etcd.list("", &Page::ALL).await?;
-            let problems = match etcd.refuse_unfinished_restore().await {
-                Ok(()) => Vec::new(),
-                Err(error) => vec![error.to_string()],
-            };
+            let report = check_etcd(&etcd, key_file, page).await;
             etcd.close();
-            Ok(report(&listing, problems, key_file))
+            report
         }
     }
 }
 
 /// What can be read of the file, and what is wrong with it.
-fn read_file(db: &Path) -> StoreResult<(RawListing, Vec<String>)> {
-    std::fs::metadata(db).map_err(|source| crate::embedded::lock::io_error("read", db, source))?;
-    let conn = layout::open_reader(db)?;
-    layout::ensure_layout(&conn, db)?;
-    let mut problems = integrity_problems(&conn).map_err(|error| classify(db, error))?;
-    match reader::list(&conn, "", &Page::ALL) {
-        Ok(listing) => Ok((listing, problems)),
-        Err(error) => {
-            problems.push(format!("the records cannot be listed: {error}"));
-            let revision = Revision(layout::revision(&conn).unwrap_or(0));
-            Ok((RawListing { entries: Vec::new(), revision, more: false }, problems))
+fn check_embedded(
+    data_dir: &Path,
+    key_file: Option<&Path>,
+    page: usize,
+) -> StoreResult<CheckReport> {
+    let db = layout::db_path(data_dir);
+    let failed = |error| classify(&db, error);
+    let conn = layout::open_existing(data_dir)?;
+    let problems = integrity_problems(&conn).map_err(failed)?;
+    // One transaction, so that all pages are of one moment.
+    let snapshot = conn.unchecked_transaction().map_err(failed)?;
+    let revision = Revision(layout::revision(&snapshot).unwrap_or(0));
+    let mut report = CheckReport::new(revision, problems);
+    let mut next = Some(Page::first(page));
+    while let Some(page) = next {
+        match reader::list_in(&snapshot, "", &page) {
+            Ok(listing) => {
+                report.add(&listing, key_file);
+                next = page.next(&listing);
+            }
+            Err(error) => {
+                report.problems.push(format!("the records cannot be listed: {error}"));
+                next = None;
+            }
+        }
+    }
+    Ok(report)
+}
+
+async fn check_etcd(etcd: &Etcd, key_file: Option<&Path>, page: usize) -> StoreResult<CheckReport> {
+    let problems = match etcd.refuse_unfinished_restore().await {
+        Ok(()) => Vec::new(),
+        Err(error) => vec![error.to_string()],
+    };
+    loop {
+        match check_etcd_at_one_revision(etcd, problems.clone(), key_file, page).await {
+            // The history was compacted between two pages: begin again at a newer revision.
+            Err(StoreError::Compacted { .. }) => tracing::debug!("a long check begins again"),
+            done => return done,
         }
     }
 }
 
-fn report(listing: &RawListing, problems: Vec<String>, key_file: Option<&Path>) -> CheckReport {
-    let mut report = CheckReport {
-        revision: listing.revision,
-        schema: None,
-        writer: None,
-        records: BTreeMap::new(),
-        unreadable: Vec::new(),
-        sealed: SealState::Nothing,
-        problems,
-    };
-    for raw in &listing.entries {
-        let entry = &raw.entry;
-        if entry.key.starts_with(META_PREFIX) {
-            report.add_meta(entry, key_file);
-        } else if !raw.leased {
-            report.add_record(entry);
-        }
+async fn check_etcd_at_one_revision(
+    etcd: &Etcd,
+    problems: Vec<String>,
+    key_file: Option<&Path>,
+    page: usize,
+) -> StoreResult<CheckReport> {
+    let first = Page::first(page);
+    let mut listing = etcd.list_at("", &first, None).await?;
+    let mut report = CheckReport::new(listing.revision, problems);
+    report.add(&listing, key_file);
+    while let Some(page) = first.next(&listing) {
+        listing = etcd.list_at("", &page, Some(report.revision)).await?;
+        report.add(&listing, key_file);
     }
-    report
+    Ok(report)
 }
 
 impl CheckReport {
+    fn new(revision: Revision, problems: Vec<String>) -> CheckReport {
+        CheckReport {
+            revision,
+            schema: None,
+            writer: None,
+            records: BTreeMap::new(),
+            unreadable: Vec::new(),
+            sealed: SealState::Nothing,
+            problems,
+        }
+    }
+
+    fn add(&mut self, listing: &RawListing, key_file: Option<&Path>) {
+        for raw in &listing.entries {
+            let entry = &raw.entry;
+            if entry.key.starts_with(META_PREFIX) {
+                self.add_meta(entry, key_file);
+            } else if !raw.leased {
+                self.add_record(entry);
+            }
+        }
+    }
+
     fn add_meta(&mut self, entry: &Entry, key_file: Option<&Path>) {
         match entry.key.as_str() {
             SCHEMA_KEY => match StoreSchema::decode(entry) {

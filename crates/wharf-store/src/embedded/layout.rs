@@ -5,6 +5,9 @@
 //! costs nothing extra, and the newest row tells the store's revision.
 
 use std::{
+    fs::OpenOptions,
+    io,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -12,6 +15,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, config::DbConfig};
 
+use super::lock::{io_error, write_error};
 use crate::error::{StoreError, StoreResult};
 
 pub(crate) const DB_FILE: &str = "wharf.db";
@@ -86,12 +90,49 @@ pub(crate) fn open_writer(path: &Path) -> StoreResult<Connection> {
         keep_plans(&conn)?;
         Ok(conn)
     };
+    create_private(path)?;
     let conn = open().map_err(|error| classify(path, error))?;
     if is_fresh(&conn).map_err(|error| classify(path, error))? {
         create_tables(&conn).map_err(|error| classify(path, error))?;
     }
     ensure_layout(&conn, path)?;
     Ok(conn)
+}
+
+/// Makes the file, for its owner alone, if it is missing. SQLite would let everybody read it; the
+/// files that it makes beside it get the mode of this one.
+fn create_private(path: &Path) -> StoreResult<()> {
+    // Never opens one that exists: closing it would give up the locks that SQLite has on it.
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(write_error("create", path, error))
+        }
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Opens the store of a data directory to read, if there is one.
+pub(crate) fn open_existing(data_dir: &Path) -> StoreResult<Connection> {
+    let path = db_path(data_dir);
+    match ensure_readable(&path) {
+        Err(StoreError::Io { source, .. }) if is_missing(&source) => {
+            return Err(StoreError::NoStore { dir: data_dir.to_owned() });
+        }
+        readable => readable?,
+    }
+    let conn = open_reader(&path)?;
+    ensure_layout(&conn, &path)?;
+    Ok(conn)
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// Says why a file cannot be read; SQLite only says that it cannot open it.
+pub(crate) fn ensure_readable(path: &Path) -> StoreResult<()> {
+    rustix::fs::access(path, rustix::fs::Access::READ_OK)
+        .map_err(|errno| io_error("read", path, errno.into()))
 }
 
 /// Opens the file to read; never takes the server's lock and never changes a row.

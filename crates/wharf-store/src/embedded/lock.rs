@@ -1,9 +1,9 @@
 //! One server for one data directory.
 
 use std::{
-    fs::{DirBuilder, File, OpenOptions},
+    fs::{DirBuilder, File, Metadata, OpenOptions},
     io::{self, Read, Seek, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::Path,
 };
 
@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{StoreError, StoreResult};
 
-const LOCK_FILE: &str = "wharf.lock";
+pub(crate) const LOCK_FILE: &str = "wharf.lock";
 
 /// Held as long as the store is open; the kernel gives it up when the process dies.
 pub(crate) struct DirLock {
@@ -29,7 +29,7 @@ impl DirLock {
             .truncate(false)
             .mode(0o600)
             .open(&path)
-            .map_err(|source| io_error("open", &path, source))?;
+            .map_err(|source| write_error("open", &path, source))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -41,7 +41,7 @@ impl DirLock {
             }
             Err(errno) => return Err(io_error("lock", &path, errno.into())),
         }
-        write_pid(&mut file).map_err(|source| io_error("write", &path, source))?;
+        write_pid(&mut file).map_err(|source| write_error("write", &path, source))?;
         Ok(DirLock { _file: file })
     }
 }
@@ -54,18 +54,30 @@ fn write_pid(file: &mut File) -> io::Result<()> {
 
 /// Makes the data directory, for its owner alone, if it is missing.
 pub(crate) fn ensure_data_dir(data_dir: &Path) -> StoreResult<()> {
-    if data_dir.is_dir() {
+    if let Some(metadata) = data_dir.metadata().ok().filter(Metadata::is_dir) {
+        let mode = metadata.permissions().mode() & 0o777;
+        if rights_of_others(mode) != 0 {
+            tracing::warn!(
+                "the data directory {} has the mode {mode:04o}, so that others than its owner may \
+                 enter it; `chmod 700` keeps them out",
+                data_dir.display()
+            );
+        }
         return Ok(());
     }
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(data_dir)
-        .map_err(|source| io_error("make the directory", data_dir, source))?;
+        .map_err(|source| write_error("make the directory", data_dir, source))?;
     match data_dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         Some(parent) => sync_dir(parent),
         None => Ok(()),
     }
+}
+
+fn rights_of_others(mode: u32) -> u32 {
+    mode & 0o077
 }
 
 /// Makes new names in a directory durable.
@@ -73,15 +85,46 @@ pub(crate) fn sync_dir(dir: &Path) -> StoreResult<()> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| io_error("sync", dir, source))
 }
 
-/// Says what a person can do about: a full disk and a read-only place have their own kinds.
+/// Says what a person can do about: a full disk has its own kind.
 pub(crate) fn io_error(action: &'static str, path: &Path, source: io::Error) -> StoreError {
     match source.kind() {
-        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
-            StoreError::ReadOnly { what: path.display().to_string() }
-        }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             StoreError::DiskFull(Box::new(source))
         }
         _ => StoreError::Io { action, path: path.to_owned(), source },
+    }
+}
+
+/// The same for writing in the store's own place, which may be read-only.
+pub(crate) fn write_error(action: &'static str, path: &Path, source: io::Error) -> StoreError {
+    match source.kind() {
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            StoreError::ReadOnly { what: path.display().to_string() }
+        }
+        _ => io_error(action, path, source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_may_not_be_read_is_named_and_only_the_stores_own_place_is_read_only() {
+        let path = Path::new("/etc/wharf/etcd-ca.pem");
+        let denied = || io::ErrorKind::PermissionDenied.into();
+        let error = io_error("read", path, denied());
+        assert_eq!(error.to_string(), "cannot read /etc/wharf/etcd-ca.pem");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("permissions of /etc/wharf/etcd-ca.pem"), "{hint}");
+        let error = write_error("open", path, denied());
+        assert!(matches!(error, StoreError::ReadOnly { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_directory_that_others_may_use_is_noticed() {
+        for (mode, others) in [(0o700, 0), (0o750, 0o050), (0o701, 0o001), (0o755, 0o055)] {
+            assert_eq!(rights_of_others(mode), others, "{mode:o}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use super::{
     apply::key_text,
@@ -89,8 +89,16 @@ const LIST_DESCENDING: &str = "
 
 pub(crate) fn list(conn: &Connection, prefix: &str, page: &Page) -> rusqlite::Result<RawListing> {
     // One SQLite transaction, so that the entries and the revision are of one moment.
-    let snapshot = conn.unchecked_transaction()?;
-    let revision = Revision(revision(&snapshot)?);
+    list_in(&conn.unchecked_transaction()?, prefix, page)
+}
+
+/// The same inside a transaction, so that several pages are of one moment.
+pub(crate) fn list_in(
+    snapshot: &Transaction<'_>,
+    prefix: &str,
+    page: &Page,
+) -> rusqlite::Result<RawListing> {
+    let revision = Revision(revision(snapshot)?);
     let wanted = page.limit.saturating_add(1).min(i64::MAX as usize) as i64;
     let end = prefix_end(prefix);
     let after = page.after.as_deref().map(str::as_bytes);
