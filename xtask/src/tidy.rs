@@ -22,7 +22,7 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("wharf-store", &["wharf-core"]),
     ("wharf-server", &["wharf-api", "wharf-core", "wharf-store"]),
     ("wharf", &["wharf-api", "wharf-bundle", "wharf-server", "wharf-store"]),
-    ("wharf-bench", &["wharf-api", "wharf-bundle", "wharf-store", "wharf-testbed"]),
+    ("wharf-bench", &["wharf-bundle", "wharf-store", "wharf-testbed"]),
     ("xtask", &["wharf-bundle", "wharf-testbed"]),
 ];
 
@@ -146,19 +146,16 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
 
 /// A dependency that is declared and never named in the code is dead weight.
 fn check_dependencies_are_used(root: &Path, faults: &mut Vec<String>) -> Result<()> {
-    for folder in ["crates", "."] {
-        for entry in std::fs::read_dir(root.join(folder))? {
-            let dir = entry?.path();
-            let Ok(manifest) = std::fs::read_to_string(dir.join("Cargo.toml")) else { continue };
-            if !dir.join("src").exists() {
-                continue;
-            }
-            let code = source_of(&dir.join("src"))?;
-            for name in dependencies(&manifest) {
-                if !code.contains(&name.replace('-', "_")) {
-                    faults
-                        .push(format!("{}: {name} is not used", dir.join("Cargo.toml").display()));
-                }
+    let manifests = tracked_files(root)?.into_iter().filter(|path| path.ends_with("Cargo.toml"));
+    for manifest in manifests {
+        let source = root.join(&manifest).with_file_name("src");
+        if !source.exists() {
+            continue;
+        }
+        let code = source_of(&source)?;
+        for name in dependencies(&std::fs::read_to_string(root.join(&manifest))?) {
+            if !code.contains(&name.replace('-', "_")) {
+                faults.push(format!("{}: {name} is not used", manifest.display()));
             }
         }
     }
