@@ -3,23 +3,23 @@
 
 use std::{
     collections::HashSet,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use wharf_store::{Compare, Outcome, Page, Store, StoreLocation, StoreOptions, Txn};
+use wharf_store::{Page, Store, StoreLocation, StoreOptions};
+use wharf_testbed::process::example;
 
+/// Five times as many with `cargo verify --long`.
 const ROUNDS: usize = 20;
-const WRITERS: usize = 8;
 /// A round is cut somewhere in here, counted in acknowledged writes.
 const CUT_AFTER: std::ops::Range<usize> = 20..400;
 /// The child makes thousands of writes a second.
 const ROUND_DEADLINE: Duration = Duration::from_secs(20);
+/// What the writer puts into each transaction.
 const PARTS: [&str; 3] = ["a", "b", "c"];
-/// Tells the child its directory and its round.
-const CHILD: &str = "WHARF_CRASH_CHILD";
 
 async fn open(dir: &Path) -> Store {
     let location = StoreLocation::Embedded { data_dir: dir.to_owned() };
@@ -30,7 +30,8 @@ async fn open(dir: &Path) -> Store {
 async fn nothing_acknowledged_is_lost_in_twenty_crashes() {
     let dir = tempfile::tempdir().unwrap();
     let mut acknowledged = HashSet::new();
-    for round in 0..ROUNDS {
+    let rounds = if std::env::var_os("WHARF_LONG").is_some() { 5 * ROUNDS } else { ROUNDS };
+    for round in 0..rounds {
         let acks = crash_once(dir.path(), round);
         assert!(acks.len() >= CUT_AFTER.start, "the child wrote too little");
         acknowledged.extend(acks);
@@ -40,9 +41,9 @@ async fn nothing_acknowledged_is_lost_in_twenty_crashes() {
 
 /// Lets a child write, kills it in the middle, and returns what it had acknowledged.
 fn crash_once(dir: &Path, round: usize) -> Vec<String> {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_that_writes_until_it_is_killed", "--ignored", "--nocapture"])
-        .env(CHILD, format!("{} {round}", dir.display()))
+    let mut child = Command::new(example("crash_writer").unwrap())
+        .arg(dir)
+        .arg(round.to_string())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -81,38 +82,4 @@ async fn check(dir: &Path, acknowledged: &HashSet<String>) {
     let lost: Vec<_> = acknowledged.difference(&whole).collect();
     assert!(lost.is_empty(), "{} of {} are lost: {lost:?}", lost.len(), acknowledged.len());
     store.close().await;
-}
-
-/// Not a test of its own: the process that gets killed.
-#[test]
-#[ignore = "run by nothing_acknowledged_is_lost_in_twenty_crashes"]
-fn child_that_writes_until_it_is_killed() {
-    let Ok(arguments) = std::env::var(CHILD) else { return };
-    let (dir, round) = arguments.rsplit_once(' ').unwrap();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.unwrap().block_on(async {
-        let store = open(Path::new(dir)).await;
-        let writers: Vec<_> = (0..WRITERS)
-            .map(|writer| tokio::spawn(write_forever(store.clone(), format!("w/{round}/{writer}"))))
-            .collect();
-        for writer in writers {
-            writer.await.unwrap();
-        }
-    });
-}
-
-async fn write_forever(store: Store, prefix: String) {
-    for i in 0_u64.. {
-        let id = format!("{prefix}/{i:06}");
-        let value = vec![b'x'; rand::random_range(0..2000)];
-        let txn = PARTS.iter().fold(Txn::new(), |txn, part| {
-            let key = format!("{id}/{part}");
-            txn.when(Compare::Absent(key.clone())).put(key, value.clone())
-        });
-        let outcome = store.commit(txn).await.unwrap();
-        assert!(matches!(outcome, Outcome::Committed(_)));
-        // One write call, so that the line is in the pipe whole or not at all.
-        std::io::stdout().write_all(format!("ack {id};\n").as_bytes()).unwrap();
-    }
 }

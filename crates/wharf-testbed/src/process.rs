@@ -121,7 +121,11 @@ pub fn example(name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let profile = test.parent().and_then(Path::parent).context("the test lies nowhere")?;
     let program = profile.join("examples").join(name);
-    anyhow::ensure!(program.exists(), "{} is not built; run all of the tests", program.display());
+    anyhow::ensure!(
+        program.exists(),
+        "{} is not built; run `cargo test --examples` first, or all tests",
+        program.display()
+    );
     Ok(program)
 }
 
