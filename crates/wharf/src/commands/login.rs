@@ -27,7 +27,8 @@ use crate::{
 ///
 /// If this machine does not trust the server's certificate, the authority that the server shows is
 /// pinned in the context after you have compared its fingerprint: from then on commands trust that
-/// authority and no other. Without --server it logs in to the current context's server again.
+/// authority and no other. If it has changed at a later login, you are asked again, or give the new
+/// one's --fingerprint. Without --server it logs in to the current context's server again.
 ///
 /// The true fingerprint is that of the file tls/ca.pem in the server's data directory:
 /// `openssl x509 -noout -fingerprint -sha256 -in tls/ca.pem`.
@@ -47,7 +48,7 @@ pub struct LoginArgs {
     /// Trust the server's authority if it has this SHA-256 fingerprint, and refuse any other
     #[arg(long, value_name = "SHA256", value_parser = parse_fingerprint)]
     fingerprint: Option<Fingerprint>,
-    /// Trust the authority that the server shows without asking
+    /// At the first login, trust the authority that the server shows without asking
     #[arg(long)]
     yes: bool,
 }
@@ -120,11 +121,12 @@ fn find_place(flags: &Wish, env: &Wish, contexts: &context::Contexts) -> anyhow:
         (None, None, Some((name, _))) => name.to_owned(),
         (None, _, _) => name_of(&url)?,
     };
-    let pinned = contexts
-        .contexts
-        .get(&name)
-        .filter(|context| context.server == url)
-        .and_then(|context| context.ca.clone());
+    let same = |context: &&Context| context.server == url;
+    // What another context has pinned for the server counts for a new one too.
+    let pinned = match contexts.contexts.get(&name).filter(same) {
+        Some(own) => own.ca.clone(),
+        None => contexts.contexts.values().filter(same).find_map(|context| context.ca.clone()),
+    };
     Ok(Place { name, url, pinned })
 }
 
@@ -159,17 +161,20 @@ async fn choose_authority(
     if let Some(file) = wish.ca.clone().or_else(|| Wish::from_env(target::var).ca) {
         return target::read_ca(&file).map(Some);
     }
-    for known in [place.pinned.clone(), None] {
-        match connect(&place.url, known.clone())?.get::<Version>("/version").await {
-            Err(error) if trust::is_untrusted(&error) => {}
-            Err(error @ (ClientError::Unreachable { .. } | ClientError::TimedOut { .. })) => {
-                return Err(error.into());
-            }
-            // Any answer will do: it came from somebody who is trusted.
-            _ => return Ok(known),
+    // With a pin the system's authorities count for nothing: one of them may have been talked into
+    // signing for somebody in between.
+    match connect(&place.url, place.pinned.clone())?.get::<Version>("/version").await {
+        Err(error) if trust::is_untrusted(&error) => {}
+        Err(error @ (ClientError::Unreachable { .. } | ClientError::TimedOut { .. })) => {
+            return Err(error.into());
         }
+        // Any answer will do: it came from somebody who is trusted.
+        _ => return Ok(place.pinned.clone()),
     }
-    let shown = trust::fetch_authority(&url).await?;
+    let shown = trust::fetch_authority(&url).await.map_err(|error| match &place.pinned {
+        Some(_) => error.context("the authority that was pinned did not sign the certificate"),
+        None => error,
+    })?;
     accept(&shown, place, args.yes)?;
     Ok(Some(shown.pem))
 }
@@ -182,27 +187,36 @@ fn mismatch(shown: &Authority, wanted: Fingerprint) -> Told {
     .hint("somebody may be in between; compare with tls/ca.pem in the server's data directory before you go on")
 }
 
-/// Lets the person decide whether this is the right server.
+/// Lets the person decide whether this is the right server. A yes that was given beforehand is
+/// meant for a first contact: that the authority has changed is not known then.
 fn accept(shown: &Authority, place: &Place, yes: bool) -> anyhow::Result<()> {
     let Place { url, pinned, .. } = place;
-    if pinned.is_some() {
+    let changed = pinned.is_some();
+    if changed {
         output::note(&format!(
             "WARNING: the authority of {url} is not the one that was pinned at the last login."
         ));
     }
     output::note(&format!(
-        "The certificate of {url} was signed by an authority that this machine does not know:\n  \
+        "The certificate of {url} was signed by an authority that {}:\n  \
          {}\n  SHA-256 {}\n\
          Compare it with that of tls/ca.pem in the server's data directory.",
-        shown.subject, shown.fingerprint
+        if changed { "is not the pinned one" } else { "this machine does not know" },
+        shown.subject,
+        shown.fingerprint
     ));
-    if yes {
+    if yes && !changed {
         return Ok(());
     }
     if !io::stdin().is_terminal() {
-        return Err(Told::usage("whether to trust it must be said, and there is no terminal to ask on")
-            .hint("compare the fingerprint with the server's, then add --fingerprint SHA256 (or --yes, or --ca FILE)")
-            .into());
+        let more = if changed { "or --ca FILE" } else { "or --yes, or --ca FILE" };
+        return Err(Told::usage(
+            "whether to trust it must be said, and there is no terminal to ask on",
+        )
+        .hint(format!(
+            "compare the fingerprint with the server's, then add --fingerprint SHA256 ({more})"
+        ))
+        .into());
     }
     if ask::ask_yes("Are they the same, and is the server to be trusted? [y/N] ")? {
         Ok(())
@@ -259,12 +273,14 @@ mod tests {
         let other = wish(Some("https://other:9000/"), None);
         let prod = wish(Some("https://prod:8443"), Some("prod"));
         let moved = wish(Some("https://moved"), Some("prod"));
+        let second = wish(Some("https://prod:8443"), Some("second"));
         for (flags, env, name, url, pinned) in [
             (&none, &none, "prod", "https://prod:8443", true),
             (&none, &other, "other:9000", "https://other:9000", false),
             (&other, &none, "other:9000", "https://other:9000", false),
             (&prod, &other, "prod", "https://prod:8443", true),
             (&moved, &none, "prod", "https://moved", false),
+            (&second, &none, "second", "https://prod:8443", true),
         ] {
             let place = find_place(flags, env, &contexts()).unwrap();
             assert_eq!((place.name.as_str(), place.url.as_str()), (name, url));
