@@ -40,7 +40,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Completion(args) => completion::run(&args, &wish),
         Command::Login(args) => block_on(login::run(&args, &wish)),
         Command::Context(args) => context::run(&args, &wish, format),
-        Command::User(args) => block_on(user::run(args, &client()?, format)),
+        Command::User(args) => block_on(user::run(args, &target::find(&wish)?, format)),
         Command::Token(args) => block_on(token::run(args, &client()?, format)),
         Command::Audit(args) => block_on(audit::run(&args, &client()?, format)),
         Command::Events(args) => block_on(events::run(&args, &client()?, format)),

@@ -207,14 +207,21 @@ fn api_hint(code: ErrorCode) -> Option<String> {
 
 fn explain_unreachable(at: &At, source: &reqwest::Error) -> (Exit, Option<String>) {
     match at {
-        At::Socket(path) => {
-            let dir = path.parent().unwrap_or(path).display();
-            if io_kind(source) == Some(io::ErrorKind::PermissionDenied) {
+        At::Socket(path) => match io_kind(source) {
+            Some(io::ErrorKind::PermissionDenied) => {
                 let hint = "the socket is its owner's alone; run the command as that user, or `wharf login`";
-                return (Exit::Refused, Some(hint.to_owned()));
+                (Exit::Refused, Some(hint.to_owned()))
             }
-            (Exit::Unreachable, Some(format!("start it with `wharf server --data-dir {dir}`")))
-        }
+            Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                let dir = path.parent().unwrap_or(path).display();
+                (Exit::Unreachable, Some(format!("start it with `wharf server --data-dir {dir}`")))
+            }
+            // Somebody listens there.
+            Some(_) | None => {
+                let hint = "the server runs but took no request: it is stopping, or has as many connections as it allows; try again";
+                (Exit::Unreachable, Some(hint.to_owned()))
+            }
+        },
         At::Url(url) => {
             let hint = match trust::certificate_fault(source) {
                 Some(fault) => trust::fault_hint(&fault, url),
@@ -237,6 +244,7 @@ fn store_exit(error: &StoreError) -> Exit {
         StoreError::InUse { .. } | StoreError::NotEmpty { .. } | StoreError::Denied { .. } => {
             Exit::Refused
         }
+        StoreError::NoStore { .. } => Exit::NotFound,
         StoreError::BadOptions(_) => Exit::Usage,
         StoreError::Io { source, .. } => match source.kind() {
             io::ErrorKind::NotFound => Exit::NotFound,
@@ -318,6 +326,16 @@ mod tests {
         let body = ErrorBody::new(ErrorCode::Unauthorized, "no").hint("ask your admin");
         let error = ClientError::Api(Box::new(body)).into();
         assert_eq!(explain(&error).hint.as_deref(), Some("ask your admin"));
+    }
+
+    #[test]
+    fn a_server_that_failed_says_under_which_id_its_log_has_more() {
+        for code in [ErrorCode::ServerError, ErrorCode::Unavailable, ErrorCode::StorageFull] {
+            let body = ErrorBody::new(code, "it failed").hint("look for r7 in the log");
+            let error: anyhow::Error = ClientError::Api(Box::new(body)).into();
+            let text = render(&error, &explain(&error));
+            assert_eq!(text, "error: it failed\nhint: look for r7 in the log");
+        }
     }
 
     #[test]

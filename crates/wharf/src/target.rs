@@ -127,7 +127,30 @@ pub trait Surroundings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Whereto {
     Socket(PathBuf),
-    Url { server: String, token: Option<String>, ca: Option<Ca> },
+    Url {
+        server: String,
+        token: Option<String>,
+        ca: Option<Ca>,
+        /// The context that the token is from, if it is from one.
+        context: Option<String>,
+    },
+}
+
+impl Whereto {
+    pub fn connect(&self) -> anyhow::Result<Client> {
+        let target = match self {
+            Whereto::Socket(path) => Target::Socket(path.clone()),
+            Whereto::Url { server, token, ca, .. } => {
+                let ca_pem = match ca {
+                    None => None,
+                    Some(Ca::Pem(pem)) => Some(pem.clone()),
+                    Some(Ca::File(file)) => Some(read_ca(file)?),
+                };
+                Target::Url { url: server.clone(), token: token.clone(), ca_pem }
+            }
+        };
+        Ok(Client::new(target)?)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,7 +199,8 @@ pub fn decide(flags: &Wish, env: &Wish, here: &impl Surroundings) -> anyhow::Res
 
 fn url(server: &str, credentials: Wish) -> anyhow::Result<Whereto> {
     let server = check_url(server)?;
-    Ok(Whereto::Url { server, token: credentials.token, ca: credentials.ca.map(Ca::File) })
+    let ca = credentials.ca.map(Ca::File);
+    Ok(Whereto::Url { server, token: credentials.token, ca, context: None })
 }
 
 fn in_context(
@@ -184,18 +208,23 @@ fn in_context(
     name: Option<&str>,
     credentials: &Wish,
 ) -> anyhow::Result<Whereto> {
-    let context = match (name, contexts.current()) {
-        (Some(name), _) => contexts.get(name)?,
-        (None, Some((_, context))) => context,
+    let (name, context) = match (name, contexts.current()) {
+        (Some(name), _) => (name, contexts.get(name)?),
+        (None, Some(current)) => current,
         (None, None) => {
             return Err(Told::new(Exit::Unreachable, "there is no server to speak to")
                 .hint("start one here with `wharf server`, or log in to one with `wharf login --server URL`; --data-dir names a server on this machine that has its data elsewhere")
                 .into());
         }
     };
+    let (token, from) = match &credentials.token {
+        Some(token) => (token, None),
+        None => (&context.token, Some(name.to_owned())),
+    };
     Ok(Whereto::Url {
         server: check_url(&context.server)?,
-        token: credentials.token.clone().or_else(|| Some(context.token.clone())),
+        token: Some(token.clone()),
+        context: from,
         ca: credentials.ca.clone().map(Ca::File).or_else(|| context.ca.clone().map(Ca::Pem)),
     })
 }
@@ -251,20 +280,14 @@ pub fn var(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The client for the server that the options, the environment and the context file name.
+/// The server that the options, the environment and the context file name.
+pub fn find(flags: &Wish) -> anyhow::Result<Whereto> {
+    decide(flags, &Wish::from_env(var), &Machine)
+}
+
+/// The client for that server.
 pub fn connect(flags: &Wish) -> anyhow::Result<Client> {
-    let target = match decide(flags, &Wish::from_env(var), &Machine)? {
-        Whereto::Socket(path) => Target::Socket(path),
-        Whereto::Url { server, token, ca } => {
-            let ca_pem = match ca {
-                None => None,
-                Some(Ca::Pem(pem)) => Some(pem),
-                Some(Ca::File(file)) => Some(read_ca(&file)?),
-            };
-            Target::Url { url: server, token, ca_pem }
-        }
-    };
-    Ok(Client::new(target)?)
+    find(flags)?.connect()
 }
 
 pub fn read_ca(file: &Path) -> anyhow::Result<String> {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use wharf_api::{
     client::{At, Client},
     resource::Collection,
@@ -10,9 +11,10 @@ use wharf_api::{
 
 use super::{own_name, segment};
 use crate::{
-    ask,
+    ask, context,
     failure::Told,
     output::{self, Format},
+    target::{self, Whereto},
 };
 
 /// Manage the users of the server
@@ -73,7 +75,8 @@ enum Role {
     Viewer,
 }
 
-pub async fn run(args: UserArgs, client: &Client, format: Format) -> anyhow::Result<()> {
+pub async fn run(args: UserArgs, whereto: &Whereto, format: Format) -> anyhow::Result<()> {
+    let client = &whereto.connect()?;
     match args.verb {
         Verb::Add { name, role, clusters, password_file } => {
             let password = match &password_file {
@@ -84,7 +87,7 @@ pub async fn run(args: UserArgs, client: &Client, format: Format) -> anyhow::Res
         }
         Verb::List => list(client, format).await,
         Verb::Passwd { name, password_file, old_password_file } => {
-            passwd(client, name, password_file, old_password_file).await
+            passwd(whereto, client, name, password_file, old_password_file).await
         }
         Verb::Delete { name, yes } => {
             let path = format!("/users/{}", segment(&name)?);
@@ -147,6 +150,7 @@ async fn list(client: &Client, format: Format) -> anyhow::Result<()> {
 }
 
 async fn passwd(
+    whereto: &Whereto,
     client: &Client,
     name: Option<String>,
     file: Option<PathBuf>,
@@ -168,8 +172,34 @@ async fn passwd(
     };
     let password = ask::new_password(&name, file.as_deref())?;
     let path = format!("/users/{}/password", segment(&name)?);
-    client.put_empty(&path, &ChangePassword { password, old_password }).await?;
+    client.put_empty(&path, &ChangePassword { password: password.clone(), old_password }).await?;
     output::note(&format!("the password of {name} was changed"));
+    if own { keep_access(whereto, &name, &password).await } else { Ok(()) }
+}
+
+/// A new password ends all tokens that were made under the old one, that of the caller included.
+async fn keep_access(whereto: &Whereto, user: &str, password: &str) -> anyhow::Result<()> {
+    let Whereto::Url { server, ca, context, .. } = whereto else { return Ok(()) };
+    let Some(name) = context else {
+        output::note(&format!(
+            "the token that was given no longer holds, nor does any other of {user}"
+        ));
+        return Ok(());
+    };
+    let (server, ca) = (server.clone(), ca.clone());
+    // A token that does not hold is refused even where none is needed.
+    let nobody = Whereto::Url { server, ca, token: None, context: None }.connect()?;
+    let login = nobody.login(&segment(user)?, password).await.with_context(|| {
+        format!("the new password holds, but `wharf login --context {name}` is still to be done")
+    })?;
+    context::update(&context::default_path(target::var), |contexts| {
+        if let Some(context) = contexts.contexts.get_mut(name) {
+            context.token = login.token;
+            context.expires_at = login.expires_at;
+        }
+        Ok(())
+    })?;
+    output::note(&format!("all tokens of {user} have ended; the context {name} has a new one"));
     Ok(())
 }
 

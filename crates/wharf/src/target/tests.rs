@@ -50,7 +50,7 @@ fn wish(words: &str) -> Wish {
 fn show(whereto: &Whereto) -> String {
     match whereto {
         Whereto::Socket(path) => path.display().to_string(),
-        Whereto::Url { server, token, ca } => {
+        Whereto::Url { server, token, ca, .. } => {
             let ca = match ca {
                 None => "system".to_owned(),
                 Some(Ca::File(file)) => file.display().to_string(),
@@ -91,6 +91,23 @@ fn options_beat_environment_beats_default_socket_beats_context() {
     ] {
         let whereto = decide(&wish(flags), &wish(env), here).unwrap();
         assert_eq!(show(&whereto), expected, "flags {flags:?}, environment {env:?}");
+    }
+}
+
+#[test]
+fn the_context_is_known_when_the_token_is_from_it_and_only_then() {
+    for (flags, env, expected) in [
+        ("", "", Some("prod")),
+        ("context=test", "token=te", Some("test")),
+        ("", "context=test", Some("test")),
+        ("ca=/f.pem", "", Some("prod")),
+        ("token=tf", "", None),
+        ("", "context=test token=te", None),
+        ("server=https://f", "token=te", None),
+    ] {
+        let whereto = decide(&wish(flags), &wish(env), &REMOTE).unwrap();
+        let Whereto::Url { context, .. } = whereto else { panic!("{whereto:?}") };
+        assert_eq!(context.as_deref(), expected, "flags {flags:?}, environment {env:?}");
     }
 }
 

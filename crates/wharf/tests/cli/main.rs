@@ -4,7 +4,7 @@
 
 mod world;
 
-use std::os::unix::fs::PermissionsExt;
+use std::{os::unix::fs::PermissionsExt, process::Stdio};
 
 use wharf_testbed::process::{Process, Signal};
 use world::{DEADLINE, PASSWORD, World};
@@ -159,23 +159,72 @@ fn rights_end_where_the_role_ends() {
     let passwd = ["user", "passwd", "--password-file", &new, "--old-password-file"];
     vera(&[&passwd[..], &[&wrong]].concat()).fails(4, "");
     vera(&[&passwd[..], &[&file]].concat()).ok();
-    remote(&[&login[..], &[&new]].concat()).ok();
+    vera(&["cluster", "list"]).ok();
 }
 
 #[test]
-fn an_authority_that_changed_is_an_error_until_the_next_login() {
+fn who_changes_the_own_password_stays_logged_in() {
+    let world = World::with_server();
+    let (url, file) = (world.url(), world.password_file());
+    let ca = world.data_dir().join("tls/ca.pem").display().to_string();
+    let to = ["--server", &url, "--ca", &ca];
+    let login = ["login", "--context", "test", "--password-file", &file];
+    world.run(&[&login[..], &to[..]].concat()).ok();
+    let token = world.run(&["token", "create", "--context", "test"]).ok().stdout;
+    let given = [&to[..], &["--token", token.trim_end()]].concat();
+    world.run(&[&["user", "list"], &given[..]].concat()).ok();
+
+    std::fs::write(world.path("new"), "another long password").unwrap();
+    let new = world.path("new").display().to_string();
+    let passwd = ["user", "passwd", "--context", "test"];
+    let files = ["--old-password-file", &file, "--password-file", &new];
+    let changed = world.run(&[&passwd[..], &files].concat()).ok();
+    assert!(changed.stderr.contains("context test"), "{changed:?}");
+    world.run(&["user", "list", "--context", "test"]).ok();
+    world.run(&[&["user", "list"], &given[..]].concat()).fails(4, "wharf login");
+    let contexts = std::fs::read_to_string(world.path(".config/wharf/contexts.toml")).unwrap();
+    assert!(!contexts.contains("another long password"));
+
+    // A token that the caller has elsewhere cannot be replaced there.
+    let token = world.run(&["token", "create", "--context", "test"]).ok().stdout;
+    let given = [&to[..], &["--token", token.trim_end()]].concat();
+    let back = ["user", "passwd", "admin", "--old-password-file", &new, "--password-file", &file];
+    let changed = world.run(&[&back[..], &given[..]].concat()).ok();
+    assert!(changed.stderr.contains("no longer holds"), "{changed:?}");
+    world.run(&["user", "list", "--context", "test"]).fails(4, "wharf login");
+}
+
+#[test]
+fn an_authority_that_changed_is_an_error_until_the_new_one_is_named() {
     let mut world = World::with_server();
     let (url, address, file) = (world.url(), world.address(), world.password_file());
-    let login = ["login", "--server", &url, "--password-file", &file, "--context", "test"];
-    world.run(&[&login[..], &["--yes"]].concat()).ok();
+    let login = ["login", "--server", &url, "--password-file", &file, "--context"];
+    let to = |context: &'static str| [&login[..], &[context]].concat();
+    world.run(&[&to("test")[..], &["--yes"]].concat()).ok();
     world.kill_server();
     std::fs::remove_dir_all(world.data_dir().join("tls")).unwrap();
     world.start(&address, &[]);
 
+    let contexts = world.path(".config/wharf/contexts.toml");
+    let before = std::fs::read_to_string(&contexts).unwrap();
     world.run(&["user", "list", "--context", "test"]).fails(5, "wharf login");
-    let asked = world.run(&login).fails(2, "--fingerprint");
+    let asked = world.run(&to("test")).fails(2, "--fingerprint");
     assert!(asked.stderr.contains("WARNING"), "{asked:?}");
-    world.run(&[&login[..], &["--yes"]].concat()).ok();
+    // A yes is for the first contact, whatever the context is called.
+    for context in ["test", "second"] {
+        let refused = world.run(&[&to(context)[..], &["--yes"]].concat()).fails(2, "--fingerprint");
+        assert!(refused.stderr.contains("WARNING"), "{refused:?}");
+        assert!(!refused.stderr.contains("--yes"), "{refused:?}");
+    }
+    // That the system knows the new authority is no reason to forget the pinned one.
+    let mut command = world.command(&to("test"));
+    let known = command.env("SSL_CERT_FILE", world.data_dir().join("tls/ca.pem"));
+    let ran = known.stdin(Stdio::null()).output().unwrap();
+    assert_eq!(ran.status.code(), Some(2), "{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(std::fs::read_to_string(&contexts).unwrap(), before, "the pin is as it was");
+
+    let shown = asked.stderr.lines().find_map(|l| l.trim().strip_prefix("SHA-256 ")).unwrap();
+    world.run(&[&to("test")[..], &["--fingerprint", shown]].concat()).ok();
     world.run(&["user", "list", "--context", "test"]).ok();
 
     // The system does not know the authority, and nothing is pinned for a bare address.
@@ -208,6 +257,21 @@ fn a_server_that_is_not_there_is_unreachable() {
     world.start("127.0.0.1:0", &[]);
     let version = world.local(&["version", "-o", "json"]).json();
     assert_eq!(version["server"], version["client"]);
+}
+
+#[test]
+fn a_server_that_takes_no_more_connections_need_not_be_started() {
+    let world = World::empty();
+    std::fs::create_dir(world.data_dir()).unwrap();
+    let busy = std::os::unix::net::UnixListener::bind(world.data_dir().join("wharf.sock")).unwrap();
+    // As a server does that has its limit: the connection is taken and closed at once.
+    std::thread::spawn(move || {
+        while let Ok((connection, _)) = busy.accept() {
+            drop(connection);
+        }
+    });
+    let ran = world.local(&["user", "list"]).fails(5, "try again");
+    assert!(!ran.stderr.contains("wharf server"), "{ran:?}");
 }
 
 #[test]
@@ -322,7 +386,10 @@ fn a_backup_of_a_running_server_comes_back_elsewhere() {
 
     world.local(&["store", "restore", "wharf.backup"]).fails(4, "");
     world.run(&["store", "restore", "nothing", "--data-dir", "new"]).fails(3, "");
-    world.run(&["store", "check", "--data-dir", "new"]).fails(3, "");
+    for command in [&["store", "check"][..], &["store", "backup", "other.backup"]] {
+        let ran = world.run(&[command, &["--data-dir", "new"]].concat()).fails(3, "--data-dir");
+        assert!(ran.stderr.contains("there is no store in new"), "{ran:?}");
+    }
     world.kill_server();
     std::fs::rename(world.data_dir(), world.path("old")).unwrap();
     let restored = world.local(&["store", "restore", "wharf.backup"]).ok();
