@@ -1,11 +1,12 @@
 //! The embedded back end: SQLite in the data directory, for one server.
 //!
 //! All writes go through one thread (`writer.rs`), which commits whatever has queued up with one
-//! sync of the disk. Reads use their own connections (`reader.rs`). Watchers live on what the
+//! sync of the disk. Reads use their own connections (`reader.rs`), or memory (`cache.rs`). Watchers live on what the
 //! writer publishes (`history.rs`) and fall back to the log table. Files: `wharf.db`,
 //! `wharf.db-wal`, `wharf.db-shm`, `wharf.lock`.
 
 mod apply;
+mod cache;
 mod history;
 pub(crate) mod layout;
 mod leases;
@@ -24,6 +25,7 @@ use tokio::sync::{Semaphore, oneshot, watch as latest};
 
 pub(crate) use self::watch::EmbeddedWatch;
 use self::{
+    cache::{Cache, Found},
     history::History,
     leases::Leases,
     lock::{DirLock, ensure_data_dir},
@@ -61,6 +63,7 @@ pub(crate) struct Shared {
     point: Readers,
     bulk: Readers,
     bulk_permits: Semaphore,
+    cache: Arc<Cache>,
     history: Arc<History>,
 }
 
@@ -80,10 +83,12 @@ impl Embedded {
         let compacted = layout::compacted(&conn).map_err(classify)?;
         let wal_pages = count_wal_pages(&mut conn).map_err(classify)?;
         let history = Arc::new(History::new(revision, compacted));
+        let cache = Arc::new(Cache::new());
         let shared = Shared {
             point: Readers::open(&path, POINT_READERS)?,
             bulk: Readers::open(&path, BULK_READERS)?,
             bulk_permits: Semaphore::new(BULK_READERS),
+            cache: Arc::clone(&cache),
             history: Arc::clone(&history),
         };
         let (sender, requests) = mpsc::channel();
@@ -94,6 +99,7 @@ impl Embedded {
             conn,
             path,
             requests,
+            cache,
             history,
             latest,
             revision,
@@ -117,7 +123,15 @@ impl Embedded {
     }
 
     pub(crate) fn get(&self, key: &str) -> StoreResult<Option<Entry>> {
-        self.shared.point.with(|conn| reader::get(conn, key))
+        let ticket = match self.shared.cache.get(key) {
+            Found::Here(entry) => return Ok(Some(entry)),
+            Found::Absent(ticket) => ticket,
+        };
+        let entry = self.shared.point.with(|conn| reader::get(conn, key))?;
+        if let Some(entry) = &entry {
+            self.shared.cache.put(&ticket, entry);
+        }
+        Ok(entry)
     }
 
     pub(crate) async fn list(&self, prefix: &str, page: Page) -> StoreResult<RawListing> {
@@ -172,6 +186,7 @@ impl Embedded {
         // A second close finds the writer gone, which is all it wants.
         self.shared.point.close();
         self.shared.bulk.close();
+        self.shared.cache.clear();
         self.ask(|reply| Request::Close { reply }).await.ok();
         self.sender().take();
     }

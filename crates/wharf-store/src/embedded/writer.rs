@@ -23,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
 use super::{
     apply::{Draft, Verdict},
+    cache::Cache,
     history::{Batch, History},
     layout::classify_shared,
     leases::{self, Leases},
@@ -43,11 +44,12 @@ const TRIM_STEP: u64 = 1000;
 /// With requests waiting, trimming is put off until this much is kept.
 const TRIM_AT_LATEST: u64 = 5 * HISTORY_REVISIONS;
 
-/// The write-ahead log is copied into the database in a quiet moment once it holds this many
-/// pages, and whatever is going on when it holds many more. The file keeps its size: overwriting
+/// The write-ahead log is copied into the database when nobody has asked for anything for a moment
+/// and it holds this many pages, and whatever is going on when it holds many more. The file keeps its size: overwriting
 /// it syncs faster than growing it.
 const CHECKPOINT_WHEN_IDLE_PAGES: usize = 1000;
 const CHECKPOINT_AT_LATEST_PAGES: usize = 8000;
+const IDLE_AFTER: Duration = Duration::from_millis(20);
 
 /// How soon the end of a lease is tried again when it could not be written.
 const RETRY_EXPIRY: Duration = Duration::from_millis(500);
@@ -73,6 +75,7 @@ pub(super) struct Writer {
     pub(super) conn: Connection,
     pub(super) path: PathBuf,
     pub(super) requests: mpsc::Receiver<Queued>,
+    pub(super) cache: Arc<Cache>,
     pub(super) history: Arc<History>,
     pub(super) latest: watch::Sender<u64>,
     pub(super) revision: u64,
@@ -118,13 +121,13 @@ impl Writer {
                 Err(mpsc::RecvTimeoutError::Timeout) => None,
                 Err(mpsc::RecvTimeoutError::Disconnected) => break None,
             };
+            let idle = first.is_none();
             let (requests, closing) = self.drain(first);
-            let quiet = requests.len() <= 1;
             self.run_batch(requests);
             if closing.is_some() {
                 break closing;
             }
-            self.checkpoint_if_due(quiet);
+            self.checkpoint_if_due(idle);
         };
         // The last connection to go folds the write-ahead log into the database.
         drop(self.conn);
@@ -144,7 +147,9 @@ impl Writer {
             (Some(deadline), Some(retry)) => Some(deadline.max(retry)),
             (deadline, _) => deadline,
         };
-        match wake_at {
+        let idle_at = (self.wal_pages.load(Ordering::Relaxed) >= CHECKPOINT_WHEN_IDLE_PAGES)
+            .then(|| Instant::now() + IDLE_AFTER);
+        match wake_at.into_iter().chain(idle_at).min() {
             None => self.requests.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
             Some(at) => self.requests.recv_timeout(at.saturating_duration_since(Instant::now())),
         }
@@ -187,8 +192,11 @@ impl Writer {
             Ok(()) => {
                 self.leases().forget_ended();
                 self.retry_expiry_at = None;
-                self.publish(draft);
+                let changed = self.publish(draft);
+                // First those who wait for the disk, then those who merely watch: a watcher that
+                // asks sees the change already, and one that sleeps can be woken a moment later.
                 answers.into_iter().for_each(Answer::send);
+                self.latest.send_if_modified(|_| changed);
             }
             Err(error) => {
                 let error = Arc::new(error);
@@ -239,7 +247,10 @@ impl Writer {
         }
         result?;
         self.trim(draft)?;
-        run(&self.conn, "COMMIT")
+        self.cache.begin_commit(&draft.changes);
+        let committed = run(&self.conn, "COMMIT");
+        self.cache.end_commit(&draft.changes);
+        committed
     }
 
     /// Applies one request, if `ready`, and notes who waits for it.
@@ -300,30 +311,35 @@ impl Writer {
         draft.compact(&self.conn, upto)
     }
 
-    /// Makes what is on disk known: first to watchers, then (by the caller) to those who wrote it.
-    fn publish(&mut self, draft: Draft) {
+    /// Makes what is on disk visible to watchers, without waking those that sleep; whether there
+    /// is anything to see.
+    fn publish(&mut self, draft: Draft) -> bool {
         self.compacted = draft.compacted;
         self.history.set_compacted(draft.compacted);
         if draft.changes.is_empty() {
-            return;
+            return false;
         }
         self.revision = draft.revision;
         let Draft { revision: last, changes, bytes, .. } = draft;
         self.history.push(Batch { last, changes, bytes });
-        self.latest.send_replace(last);
+        self.latest.send_if_modified(|latest| {
+            *latest = last;
+            false
+        });
+        true
     }
 
-    fn checkpoint_if_due(&self, quiet: bool) {
+    fn checkpoint_if_due(&self, idle: bool) {
         let pages = self.wal_pages.load(Ordering::Relaxed);
-        let limit = if quiet { CHECKPOINT_WHEN_IDLE_PAGES } else { CHECKPOINT_AT_LATEST_PAGES };
+        let limit = if idle { CHECKPOINT_WHEN_IDLE_PAGES } else { CHECKPOINT_AT_LATEST_PAGES };
         if pages < limit {
             return;
         }
-        match self.conn.wal_checkpoint_v2(None::<&str>, CheckpointMode::PASSIVE) {
-            // A long reader (a backup) can hold it up; then the rest is copied next time.
-            Ok(_) => self.wal_pages.store(0, Ordering::Relaxed),
-            // The log keeps everything; it is tried again after the next batch.
-            Err(error) => tracing::debug!(%error, "the write-ahead log cannot be checkpointed yet"),
+        // A long reader (a backup) or a full disk can hold it up. The log keeps everything, and the
+        // next commit tells its length again: then the rest is tried.
+        self.wal_pages.store(0, Ordering::Relaxed);
+        if let Err(error) = self.conn.wal_checkpoint_v2(None::<&str>, CheckpointMode::PASSIVE) {
+            tracing::debug!(%error, "the write-ahead log cannot be checkpointed yet");
         }
     }
 }
