@@ -80,6 +80,13 @@ pub(crate) fn random_text<const N: usize>() -> String {
     (0..N).map(|_| char::from(rng.sample(rand::distr::Alphanumeric))).collect()
 }
 
+/// An id that sorts by time, so that new records lie side by side on the disk; the random part
+/// keeps two of one millisecond apart.
+pub(crate) fn new_id(now: Timestamp) -> String {
+    let random: u32 = rand::RngExt::random(&mut rand::rng());
+    format!("{:012x}{random:08x}", now.as_millisecond().max(0))
+}
+
 pub(crate) fn after(now: Timestamp, seconds: u64) -> Timestamp {
     let span = std::time::Duration::from_secs(seconds);
     now.checked_add(span).unwrap_or(Timestamp::MAX)

@@ -12,7 +12,7 @@ use wharf_core::{access::AuditRecord, cluster::ServerId};
 use wharf_store::{Outcome, Revision, Sealer, Store, Txn};
 
 use crate::{
-    access::{Caller, LoginLimits, Passwords, audit},
+    access::{Caller, LoginLimits, Passwords, audit, new_id},
     config::Config,
     engine::Owned,
     error::ApiResult,
@@ -64,7 +64,7 @@ impl AppState {
         txn: Txn,
         now: Timestamp,
     ) -> ApiResult<Option<Revision>> {
-        let txn = txn.write(&audit::new_id(now), &record, now, None)?;
+        let txn = txn.write(&new_id(now), &record, now, None)?;
         match self.store.commit(txn).await? {
             Outcome::Committed(revision) => Ok(Some(revision)),
             Outcome::Refused => Ok(None),

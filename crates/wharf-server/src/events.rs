@@ -157,6 +157,9 @@ impl Hub {
         if let Some(last) = changes.last() {
             self.position.store(last.revision().0, Ordering::Release);
         }
+        if self.sender.receiver_count() == 0 {
+            return;
+        }
         for published in published_of(changes, Timestamp::now()) {
             self.send(Live::Event(Arc::new(published)));
         }

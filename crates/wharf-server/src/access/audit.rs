@@ -1,17 +1,10 @@
 //! The record of who did what.
 
 use jiff::Timestamp;
-use rand::RngExt;
 use wharf_core::access::{AuditOutcome, AuditRecord};
 use wharf_store::{Page, Store, StoreResult, Stored, Txn};
 
 use crate::{access::Caller, app::AppState};
-
-/// An id that sorts by time; the random part keeps two of one millisecond apart.
-pub fn new_id(now: Timestamp) -> String {
-    let random: u32 = rand::rng().random();
-    format!("{:012x}{random:08x}", now.as_millisecond().max(0))
-}
 
 /// The smallest id of that time or later.
 fn id_at(time: Timestamp) -> String {

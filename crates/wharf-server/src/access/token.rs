@@ -9,7 +9,7 @@ use wharf_core::access::{PresentedToken, Role, Token, User};
 use wharf_store::{Page, Store, StoreError, StoreResult, Stored, Txn, typed::key_of};
 
 use crate::{
-    access::{Caller, CallerKind, after, random_text, user},
+    access::{Caller, CallerKind, after, new_id, random_text, user},
     app::AppState,
     error::{ApiError, ApiResult},
 };
@@ -58,7 +58,7 @@ pub fn make(
     lifetime_seconds: u64,
     now: Timestamp,
 ) -> (Token, String) {
-    let id = random_text::<12>();
+    let id = new_id(now);
     // 43 of 62 characters are 256 bits.
     let text = PresentedToken::render(&user.id, &id, &random_text::<43>());
     let secret_sha256 =

@@ -17,7 +17,7 @@ use wharf_core::cluster::{
     ownership::{Decision, decide_ownership},
 };
 use wharf_store::{
-    Change, Held, Outcome, Revision, Store, StoreResult, Stored, Txn, Watch,
+    Held, Outcome, Store, StoreResult, Stored, Txn,
     typed::{encode, key_of},
 };
 
@@ -81,10 +81,15 @@ impl Engine {
 
     /// Looks again whenever a member or a cluster changes.
     async fn follow(&self, held: &Held) -> StoreResult<()> {
-        let mut watch = self.store.watch("", self.store.revision().await?).await?;
+        let now = self.store.revision().await?;
+        let mut members = self.store.watch(&key_of::<Member>(""), now).await?;
+        let mut clusters = self.store.watch(&key_of::<ClusterRecord>(""), now).await?;
         loop {
             self.look(held).await?;
-            wait_for_cause(&mut watch).await?;
+            tokio::select! {
+                changes = members.next() => changes?,
+                changes = clusters.next() => changes?,
+            };
         }
     }
 
@@ -141,20 +146,6 @@ impl Engine {
             }
             // Somebody wrote the record: the watch brings us back to it.
             Outcome::Refused => Ok(None),
-        }
-    }
-}
-
-/// Waits for a change of a member or a cluster.
-async fn wait_for_cause(watch: &mut Watch) -> StoreResult<Revision> {
-    loop {
-        let changes = watch.next().await?;
-        let cause = changes
-            .iter()
-            .find(|c| c.key().starts_with("member/") || c.key().starts_with("cluster/"))
-            .map(Change::revision);
-        if let Some(revision) = cause {
-            return Ok(revision);
         }
     }
 }
