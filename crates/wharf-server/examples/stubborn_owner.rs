@@ -63,10 +63,14 @@ async fn main() {
             let written = fenced
                 .commit(|_| wharf_store::Txn::new().write(cluster, &pulse, Timestamp::now(), None))
                 .await;
-            if let Err(FencedError::Fenced { .. }) = written
-                && told.insert((cluster.clone(), *epoch))
-            {
-                println!("fenced {cluster} {epoch}");
+            match written {
+                Ok(_) => {}
+                Err(FencedError::Fenced { .. }) => {
+                    if told.insert((cluster.clone(), *epoch)) {
+                        println!("fenced {cluster} {epoch}");
+                    }
+                }
+                Err(error) => eprintln!("{}: {cluster} at {epoch}: {error:?}", app.me),
             }
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

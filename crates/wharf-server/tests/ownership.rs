@@ -183,6 +183,17 @@ async fn clusters_of_a_dead_server_are_taken_over_and_a_stopped_one_cannot_write
         .map(|(cluster, (_, epoch))| (cluster, *epoch))
         .collect();
     assert!(!of_b.is_empty(), "b owns nothing: {after_kill:?}");
+    // It must have begun to write about them, or it would not know what to go on with.
+    common::eventually(async || {
+        for (cluster, epoch) in &of_b {
+            let pulse = store.read::<Pulse>(cluster).await.unwrap();
+            if pulse.is_none_or(|pulse| pulse.value.server != b.id || pulse.value.epoch != *epoch) {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
     b.signal(Signal::STOP);
     let stopped = Instant::now();
     until_owned_by(&store, &[&c], TAKE_OVER).await;
