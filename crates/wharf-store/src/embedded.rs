@@ -12,6 +12,7 @@ pub(crate) mod layout;
 mod leases;
 pub(crate) mod lock;
 pub(crate) mod reader;
+mod wal;
 mod watch;
 mod writer;
 
@@ -30,7 +31,8 @@ use self::{
     leases::Leases,
     lock::{DirLock, ensure_data_dir},
     reader::Readers,
-    writer::{Queued, Reply, Request, Writer, count_wal_pages},
+    wal::Wal,
+    writer::{Queued, Reply, Request, Writer},
 };
 use crate::{
     error::{StoreError, StoreResult},
@@ -81,7 +83,7 @@ impl Embedded {
         let classify = |error| layout::classify(&path, error);
         let revision = layout::revision(&conn).map_err(classify)?;
         let compacted = layout::compacted(&conn).map_err(classify)?;
-        let wal_pages = count_wal_pages(&mut conn).map_err(classify)?;
+        let wal = Wal::watch(&mut conn, &path).map_err(classify)?;
         let history = Arc::new(History::new(revision, compacted));
         let cache = Arc::new(Cache::new());
         let shared = Shared {
@@ -106,7 +108,7 @@ impl Embedded {
             compacted,
             leases: Arc::clone(&leases),
             retry_expiry_at,
-            wal_pages,
+            wal,
             lock,
         };
         std::thread::Builder::new()

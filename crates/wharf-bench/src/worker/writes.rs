@@ -17,6 +17,8 @@ pub const VALUE_BYTES: usize = 1024;
 pub const ROUNDS: u32 = 10;
 /// Enough to know how many bytes a commit adds to the log, and too few for it to begin anew.
 const PROBES: u64 = 100;
+/// A page of SQLite's with its head.
+const FRAME_BYTES: usize = 4096 + 24;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Written {
@@ -104,12 +106,20 @@ async fn probe(dir: &Path, writers: &mut [Writer]) -> Result<usize> {
     let log = dir.join("wharf.db-wal");
     let Some(writer) = writers.first_mut() else { bail!("there is no writer") };
     writer.step().await?;
-    let before = log.metadata()?.len();
+    let before = count_frames(&std::fs::read(&log)?);
     for _ in 0..PROBES {
         writer.step().await?;
     }
-    let grown = log.metadata()?.len().saturating_sub(before);
-    Ok((grown / PROBES) as usize)
+    let frames = count_frames(&std::fs::read(&log)?) - before;
+    Ok(frames * FRAME_BYTES / PROBES as usize)
+}
+
+/// The pages in a write-ahead log of SQLite: each repeats the salt in the log's head.
+fn count_frames(log: &[u8]) -> usize {
+    const HEAD: usize = 32;
+    let Some(salt) = log.get(16..24) else { return 0 };
+    let frames = log.get(HEAD..).unwrap_or_default().chunks(FRAME_BYTES);
+    frames.take_while(|frame| frame.get(8..16) == Some(salt)).count()
 }
 
 pub async fn synced(dir: &Path, commits: u64) -> Result<Synced> {
@@ -121,4 +131,22 @@ pub async fn synced(dir: &Path, commits: u64) -> Result<Synced> {
         }
     }
     Ok(Synced { acknowledged: commits })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_counted_up_to_what_is_not_of_this_log() {
+        let mut log = vec![0; 32 + 3 * FRAME_BYTES];
+        log[16..24].copy_from_slice(b"saltsalt");
+        assert_eq!(count_frames(&log), 0);
+        for frame in 0..2 {
+            let salt = 32 + frame * FRAME_BYTES + 8;
+            log[salt..salt + 8].copy_from_slice(b"saltsalt");
+        }
+        assert_eq!(count_frames(&log), 2);
+        assert_eq!(count_frames(&[]), 0);
+    }
 }
