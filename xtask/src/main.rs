@@ -8,7 +8,11 @@ mod needs;
 mod tidy;
 mod verify;
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::OnceLock,
+};
 
 use clap::Parser;
 
@@ -28,10 +32,15 @@ enum Command {
     Update,
 }
 
-/// The root of the tree.
+/// The root of the tree: of the one that cargo runs us from, should it have been moved or copied
+/// since we were built.
 fn workspace() -> &'static Path {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    own.parent().unwrap_or(own)
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let own = std::env::var_os("CARGO_MANIFEST_DIR");
+        let own = own.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        own.parent().map_or_else(|| own.clone(), Path::to_path_buf)
+    })
 }
 
 fn main() -> ExitCode {
