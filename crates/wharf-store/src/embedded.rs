@@ -12,7 +12,6 @@ pub(crate) mod layout;
 mod leases;
 pub(crate) mod lock;
 pub(crate) mod reader;
-mod wal;
 mod watch;
 mod writer;
 
@@ -31,8 +30,7 @@ use self::{
     leases::Leases,
     lock::{DirLock, ensure_data_dir},
     reader::Readers,
-    wal::Wal,
-    writer::{Queued, Reply, Request, Writer},
+    writer::{Queued, Reply, Request, Writer, count_wal_pages},
 };
 use crate::{
     error::{StoreError, StoreResult},
@@ -83,7 +81,7 @@ impl Embedded {
         let classify = |error| layout::classify(&path, error);
         let revision = layout::revision(&conn).map_err(classify)?;
         let compacted = layout::compacted(&conn).map_err(classify)?;
-        let wal = Wal::watch(&mut conn, &path).map_err(classify)?;
+        let wal_pages = count_wal_pages(&mut conn).map_err(classify)?;
         let history = Arc::new(History::new(revision, compacted));
         let cache = Arc::new(Cache::new());
         let shared = Shared {
@@ -108,7 +106,7 @@ impl Embedded {
             compacted,
             leases: Arc::clone(&leases),
             retry_expiry_at,
-            wal,
+            wal_pages,
             lock,
         };
         std::thread::Builder::new()

@@ -10,11 +10,15 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, mpsc},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
-use rusqlite::Connection;
+use rusqlite::{Connection, hooks::Wal, wal::CheckpointMode};
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
 use super::{
@@ -24,7 +28,6 @@ use super::{
     layout::classify_shared,
     leases::{self, Leases},
     lock::DirLock,
-    wal::Wal,
 };
 use crate::{
     error::{StoreError, StoreResult},
@@ -41,7 +44,11 @@ const TRIM_STEP: u64 = 1000;
 /// With requests waiting, trimming is put off until this much is kept.
 const TRIM_AT_LATEST: u64 = 5 * HISTORY_REVISIONS;
 
-/// How long nobody asks for anything until there is time to copy the write-ahead log.
+/// The write-ahead log is copied into the database when nobody has asked for anything for a moment
+/// and it holds this many pages, and whatever is going on when it holds many more. The file keeps its size: overwriting
+/// it syncs faster than growing it.
+const CHECKPOINT_WHEN_IDLE_PAGES: usize = 1000;
+const CHECKPOINT_AT_LATEST_PAGES: usize = 8000;
 const IDLE_AFTER: Duration = Duration::from_millis(20);
 
 /// How soon the end of a lease is tried again when it could not be written.
@@ -75,7 +82,8 @@ pub(super) struct Writer {
     pub(super) compacted: u64,
     pub(super) leases: Arc<Mutex<Leases>>,
     pub(super) retry_expiry_at: Option<Instant>,
-    pub(super) wal: Wal,
+    /// Pages in the write-ahead log, told by SQLite at each commit.
+    pub(super) wal_pages: Arc<AtomicUsize>,
     pub(super) lock: DirLock,
 }
 
@@ -119,12 +127,10 @@ impl Writer {
             if closing.is_some() {
                 break closing;
             }
-            self.wal.checkpoint_if_due(&self.conn, idle);
-            self.wal.make_room();
+            self.checkpoint_if_due(idle);
         };
         // The last connection to go folds the write-ahead log into the database.
         drop(self.conn);
-        drop(self.wal);
         drop(self.lock);
         drop(self.latest);
         if let Some(reply) = closing {
@@ -141,7 +147,8 @@ impl Writer {
             (Some(deadline), Some(retry)) => Some(deadline.max(retry)),
             (deadline, _) => deadline,
         };
-        let idle_at = self.wal.is_long().then(|| Instant::now() + IDLE_AFTER);
+        let idle_at = (self.wal_pages.load(Ordering::Relaxed) >= CHECKPOINT_WHEN_IDLE_PAGES)
+            .then(|| Instant::now() + IDLE_AFTER);
         match wake_at.into_iter().chain(idle_at).min() {
             None => self.requests.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
             Some(at) => self.requests.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -321,6 +328,20 @@ impl Writer {
         });
         true
     }
+
+    fn checkpoint_if_due(&self, idle: bool) {
+        let pages = self.wal_pages.load(Ordering::Relaxed);
+        let limit = if idle { CHECKPOINT_WHEN_IDLE_PAGES } else { CHECKPOINT_AT_LATEST_PAGES };
+        if pages < limit {
+            return;
+        }
+        // A long reader (a backup) or a full disk can hold it up. The log keeps everything, and the
+        // next commit tells its length again: then the rest is tried.
+        self.wal_pages.store(0, Ordering::Relaxed);
+        if let Err(error) = self.conn.wal_checkpoint_v2(None::<&str>, CheckpointMode::PASSIVE) {
+            tracing::debug!(%error, "the write-ahead log cannot be checkpointed yet");
+        }
+    }
 }
 
 impl Request {
@@ -338,6 +359,17 @@ impl Request {
             _ => 0,
         }
     }
+}
+
+/// Lets SQLite tell how long the write-ahead log is.
+pub(super) fn count_wal_pages(conn: &mut Connection) -> rusqlite::Result<Arc<AtomicUsize>> {
+    let pages = Arc::new(AtomicUsize::new(0));
+    let told = Arc::clone(&pages);
+    conn.wal_hook(Some(move |_: &mut Wal, count: std::ffi::c_int| {
+        told.store(usize::try_from(count).unwrap_or(0), Ordering::Relaxed);
+        Ok(())
+    }))?;
+    Ok(pages)
 }
 
 fn run(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
