@@ -56,7 +56,7 @@ impl Caller {
         matches!(self.kind, CallerKind::User { .. }) && self.name == name
     }
 
-    /// Whether a change of this record may take away what the caller is allowed.
+    /// Whether what the caller is allowed depends on this record.
     pub fn rests_on(&self, resource: &str) -> bool {
         match (&self.kind, resource.split_once('/')) {
             (CallerKind::User { .. }, Some(("user", name))) => name == self.name,

@@ -98,20 +98,25 @@ impl Hub {
             hub: self.clone(),
             live,
             seen: here,
+            begun: here,
             replay: None,
             backlog: Vec::new().into_iter(),
             loss: None,
         };
+        // The bus may be a moment behind the store, which has told its writers already.
+        let now = here.max(self.store.revision().await?);
+        subscription.begun = now;
         match after {
-            Some(after) if after > here.max(self.store.revision().await?) => {
-                subscription.lose(here, "that revision is not of this store");
+            None => subscription.seen = now,
+            Some(after) if after > now => {
+                subscription.lose(now, "that revision is not of this store");
             }
             Some(after) if after < here => match self.store.watch("", after).await {
                 Ok(watch) => subscription.replay = Some(Replay { watch, reached: after }),
                 Err(StoreError::Compacted { .. }) => subscription.lose(here, FORGOTTEN),
                 Err(error) => return Err(error),
             },
-            Some(_) | None => {}
+            Some(after) => subscription.seen = after,
         }
         Ok(subscription)
     }
@@ -177,6 +182,8 @@ pub struct Subscription {
     live: broadcast::Receiver<Live>,
     /// Live events up to here are passed over: they are replayed, or lost.
     seen: Revision,
+    /// What the store was at when the listener came.
+    begun: Revision,
     replay: Option<Replay>,
     backlog: std::vec::IntoIter<Published>,
     loss: Option<Delivery>,
@@ -189,6 +196,11 @@ struct Replay {
 }
 
 impl Subscription {
+    /// Whether an event happened after the listener came, and is not told from the past.
+    pub fn is_news(&self, event: &Event) -> bool {
+        event.revision > self.begun.0
+    }
+
     /// Where a listener that has seen nothing yet would resume.
     pub fn position(&self) -> Revision {
         self.replay.as_ref().map_or(self.seen, |replay| replay.reached)

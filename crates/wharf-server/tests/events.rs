@@ -81,6 +81,9 @@ async fn a_listener_from_the_future_or_the_forgotten_past_learns_that_it_lost_ev
         }
     }
     common::eventually(async || {
+        // History is trimmed along with single commits, a step with each.
+        let trim = store.commit(Txn::new().put("x/trim", *b"1")).await.unwrap();
+        assert!(matches!(trim, wharf_store::Outcome::Committed(_)));
         let mut past = follow(&server, &server.admin, Some(1)).await;
         matches!(next(&mut past).await, EventItem::Lost(_))
     })
@@ -163,4 +166,30 @@ async fn there_are_only_so_many_streams_and_closed_ones_make_room() {
     assert_eq!((status, code.as_str()), (503, "Unavailable"));
     drop(open);
     common::eventually(async || server.get("/events", &server.admin).await.status() == 200).await;
+}
+
+#[tokio::test]
+async fn a_listener_may_resume_from_before_its_own_rights_began() {
+    let server = TestServer::start().await;
+    let start = server.app().store.revision().await.unwrap().0;
+    let body = json!({"name": "otto", "role": "viewer", "password": common::PASSWORD});
+    assert_eq!(server.post("/users", &server.admin, &body).await.status(), 201);
+    let body = json!({"role": "admin"});
+    assert_eq!(server.put("/users/otto", &server.admin, &body).await.status(), 200);
+    let otto = server.login("otto", common::PASSWORD).await;
+    let mut events = follow(&server, &otto, Some(start)).await;
+    let mut types = Vec::new();
+    while types.len() < 3 {
+        let event = next_event(&mut events).await;
+        if !is_members(&event) {
+            types.push(event.type_);
+        }
+    }
+    assert_eq!(types, ["user.created", "user.updated", "token.created"]);
+    // A change from now on does end it.
+    let body = json!({"role": "viewer"});
+    assert_eq!(server.put("/users/otto", &server.admin, &body).await.status(), 200);
+    let ended =
+        tokio::time::timeout(DEADLINE, async { while let Some(Ok(_)) = events.next().await {} });
+    ended.await.expect("the stream goes on with the old role");
 }

@@ -93,7 +93,11 @@ async fn next_event(
             }
         };
         match delivery {
-            Delivery::Event(published) if caller.rests_on(&published.event.resource) => {
+            // Only what is new: the past was looked at when the caller was let in.
+            Delivery::Event(published)
+                if subscription.is_news(&published.event)
+                    && caller.rests_on(&published.event.resource) =>
+            {
                 return None;
             }
             Delivery::Event(published) if published.is_for(&caller.role) => {
