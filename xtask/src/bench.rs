@@ -1,10 +1,10 @@
 //! `cargo xtask bench`: builds what is measured, and lets `wharf-bench` measure it.
 
-use std::{ffi::OsString, path::PathBuf, process::Command};
+use std::{ffi::OsString, process::Command};
 
 use anyhow::{Result, bail};
 
-use crate::{assets, needs, workspace};
+use crate::{assets, needs, target_dir, workspace};
 
 /// Measure Wharf beside the real systems that do the same work (`-- --help` lists the options)
 #[derive(Debug, clap::Args)]
@@ -53,8 +53,4 @@ fn build() -> Result<()> {
         bail!("the benchmark could not be built");
     }
     Ok(())
-}
-
-fn target_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }

@@ -14,7 +14,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use wharf_testbed::ProcessId;
 
-use crate::{needs, workspace};
+use crate::{needs, target_dir, workspace};
 
 /// A cold machine under load may take this long to start the server.
 const START: Duration = Duration::from_secs(60);
@@ -172,9 +172,7 @@ fn build() -> Result<PathBuf> {
     if !status.success() {
         bail!("wharf could not be built");
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR");
-    let target = target.map_or_else(|| workspace().join("target"), PathBuf::from);
-    Ok(target.join("debug/wharf"))
+    Ok(target_dir().join("debug/wharf"))
 }
 
 fn free_port() -> Result<u16> {

@@ -43,6 +43,11 @@ fn workspace() -> &'static Path {
     })
 }
 
+/// Where cargo puts what it builds.
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
 fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Demo(args) => demo::run(&args),

@@ -4,7 +4,6 @@
 
 use std::{
     io::{BufRead, BufReader},
-    path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -12,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{assets, needs, tidy, workspace};
+use crate::{assets, needs, target_dir, tidy, workspace};
 
 /// Check everything: format, lints, licences, order of the tree, tests on real parts
 #[derive(Debug, Args)]
@@ -124,10 +123,6 @@ fn committed() -> Result<Option<String>> {
     };
     let clean = git(&["status", "--porcelain"])?.is_empty();
     Ok(clean.then_some(git(&["rev-parse", "HEAD"])?))
-}
-
-fn target_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
 fn cargo(args: &[&str]) -> Command {
