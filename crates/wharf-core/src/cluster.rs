@@ -2,11 +2,20 @@
 
 pub mod life;
 pub mod ownership;
+pub mod spec;
 
+use std::collections::BTreeMap;
+
+use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::record::Kind;
+
+pub use spec::{
+    ClusterSecrets, ClusterSpec, JumpSpec, NetworkPlugin, NetworkSpec, NodeRole, NodeSpec,
+    RegistrySpec, SshSpec,
+};
 
 /// A server that takes part in the work; made anew at each start, so that a restarted server is
 /// another one than before.
@@ -25,12 +34,89 @@ impl std::fmt::Display for ServerId {
 pub struct ClusterRecord {
     pub spec: ClusterSpec,
     pub state: ClusterState,
+    /// Why the state is what it is, where that needs saying, and since when.
+    pub reason: Option<Reason>,
+    /// What is under way; there is something in Creating, Updating and Deleting only.
+    pub work: Option<Work>,
+    /// Whether it was ever Running: decides between going on with a create and an update.
+    pub created: bool,
+    pub origin: Origin,
     pub created_at: Timestamp,
+    pub deleted_at: Option<Timestamp>,
+    /// What the server found and chose for each node, by its name. A node stays here until it is
+    /// removed from the cluster, also when the wish no longer names it.
+    pub nodes: BTreeMap<String, NodeRecord>,
     pub ownership: Ownership,
 }
 
 impl Kind for ClusterRecord {
     const KIND: &'static str = "cluster";
+}
+
+impl ClusterRecord {
+    /// A cluster of which nothing is known but the wish.
+    pub fn new(spec: ClusterSpec, state: ClusterState, origin: Origin, now: Timestamp) -> Self {
+        Self {
+            spec,
+            state,
+            reason: None,
+            work: None,
+            created: state == ClusterState::Running,
+            origin,
+            created_at: now,
+            deleted_at: None,
+            nodes: BTreeMap::new(),
+            ownership: Ownership::default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    pub text: String,
+    pub since: Timestamp,
+}
+
+/// The operation that is under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// The id of its record.
+    pub operation: String,
+    /// A user wants it to stop. Belongs to this operation alone, so it can never hit another.
+    pub canceled: bool,
+    /// How to delete; only there in Deleting.
+    pub delete: Option<DeleteMode>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeleteMode {
+    /// Clean every host; those that cannot be reached are tried for a bounded time.
+    #[default]
+    Clean,
+    /// Clean the hosts that answer at once and list the others.
+    Force,
+    /// Touch no host.
+    Forget,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    Installed,
+    Imported,
+}
+
+/// What is known of a node besides the wish.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    pub spec: NodeSpec,
+    /// The pods' addresses on this node.
+    pub pod_cidr: Ipv4Net,
+    /// The host key that was pinned, as an OpenSSH public key.
+    pub host_key: Option<String>,
+    /// Whether the node has been installed completely.
+    pub installed: bool,
 }
 
 /// Who works on the cluster. Every take-over raises the epoch, and what an owner writes is
@@ -39,29 +125,6 @@ impl Kind for ClusterRecord {
 pub struct Ownership {
     pub owner: Option<ServerId>,
     pub epoch: u64,
-}
-
-/// What the user asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterSpec {
-    pub name: String,
-    pub nodes: Vec<NodeSpec>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeSpec {
-    pub name: String,
-    pub address: String,
-    pub roles: Vec<NodeRole>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NodeRole {
-    Controlplane,
-    Etcd,
-    Worker,
-    Edge,
 }
 
 /// Where a cluster is in its life.
@@ -88,7 +151,7 @@ impl ClusterState {
         }
     }
 
-    /// Whether the cluster serves its own resources (nodes, kubeconfigs).
+    /// Whether `?onlyready=true` lists it.
     pub fn is_ready(self) -> bool {
         match self {
             ClusterState::Running | ClusterState::Unreachable => true,
@@ -97,5 +160,10 @@ impl ClusterState {
             | ClusterState::Updating
             | ClusterState::Deleting => false,
         }
+    }
+
+    /// Whether the cluster serves its nodes and kubeconfigs.
+    pub fn is_served(self) -> bool {
+        self.is_ready() || self == ClusterState::Updating
     }
 }

@@ -7,5 +7,7 @@
 
 pub mod access;
 pub mod cluster;
+pub mod install;
 pub mod name;
+pub mod operation;
 pub mod record;

@@ -10,7 +10,7 @@ use wharf_api::{
 };
 use wharf_core::{
     access::{AuditOutcome, AuditRecord, Role, Scope, Token, User},
-    cluster::{ClusterRecord, NodeRole},
+    cluster::ClusterRecord,
 };
 use wharf_store::{Stored, Unreadable};
 
@@ -130,15 +130,15 @@ pub fn cluster(prefix: &str, stored: &Stored<ClusterRecord>) -> wire_cluster::Cl
         .iter()
         .map(|node| wire_cluster::ClusterNode {
             name: node.name.clone(),
-            address: node.address.clone(),
-            roles: node.roles.iter().map(|role| role_name(*role).to_owned()).collect(),
+            address: node.address.to_string(),
+            roles: node.roles.iter().map(|role| role.name().to_owned()).collect(),
         })
         .collect();
     wire_cluster::Cluster {
         head: cluster_head(prefix, &stored.id, record.created_at),
         name: record.spec.name.clone(),
         status: record.state.name().to_owned(),
-        reason: None,
+        reason: record.reason.as_ref().map(|reason| reason.text.clone()),
         node_count: nodes.len(),
         nodes,
         owner: record.ownership.owner.as_ref().map(ToString::to_string),
@@ -167,15 +167,6 @@ fn cluster_head(prefix: &str, id: &str, created_at: jiff::Timestamp) -> Head {
         links: only_self(&format!("{prefix}/clusters"), id),
         creation_timestamp: created_at,
         deletion_timestamp: None,
-    }
-}
-
-fn role_name(role: NodeRole) -> &'static str {
-    match role {
-        NodeRole::Controlplane => "controlplane",
-        NodeRole::Etcd => "etcd",
-        NodeRole::Worker => "worker",
-        NodeRole::Edge => "edge",
     }
 }
 

@@ -135,13 +135,11 @@ pub async fn error_of(response: Response) -> (u16, String, Value) {
 
 /// A cluster's record as the store holds it.
 pub fn cluster_record(name: &str) -> wharf_core::cluster::ClusterRecord {
-    use wharf_core::cluster::{ClusterRecord, ClusterSpec, ClusterState, Ownership};
-    ClusterRecord {
-        spec: ClusterSpec { name: name.to_owned(), nodes: Vec::new() },
-        state: ClusterState::Running,
-        created_at: jiff::Timestamp::now(),
-        ownership: Ownership::default(),
-    }
+    use std::net::{Ipv4Addr, SocketAddrV4};
+    use wharf_core::cluster::{ClusterRecord, ClusterSpec, ClusterState, Origin};
+    let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8443);
+    let spec = ClusterSpec::new(name, address, "1.36.3");
+    ClusterRecord::new(spec, ClusterState::Running, Origin::Imported, jiff::Timestamp::now())
 }
 
 pub async fn put_cluster(store: &wharf_store::Store, name: &str) {

@@ -1,0 +1,234 @@
+//! Operations: one recorded run of create, update or delete, with its phases, steps and log.
+//!
+//! The record is the journal. It says what is under way, so that another start of the server goes
+//! on with it, and it stays after the cluster is gone.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::record::Kind;
+
+/// What is kept of an operation. The id is `<cluster>/<time-ordered id>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationRecord {
+    pub cluster: String,
+    pub kind: OperationKind,
+    pub state: OperationState,
+    pub started_at: Timestamp,
+    pub ended_at: Option<Timestamp>,
+    /// In sentences, with the host, the command and the last lines of its output.
+    pub error: Option<String>,
+    pub hint: Option<String>,
+    pub phases: Vec<Phase>,
+    pub steps: Vec<Step>,
+    /// What a delete could not remove.
+    pub leftovers: Vec<Leftover>,
+    /// The last lines of the log, oldest first; `log_start` is the number of the first.
+    pub log: Vec<LogLine>,
+    pub log_start: u64,
+}
+
+impl Kind for OperationRecord {
+    const KIND: &'static str = "operation";
+}
+
+/// So many lines of the log are kept; a late joiner of the log gets them first.
+pub const LOG_LINES: usize = 100;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OperationKind {
+    Create,
+    Update,
+    Delete,
+}
+
+impl OperationKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            OperationKind::Create => "create",
+            OperationKind::Update => "update",
+            OperationKind::Delete => "delete",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OperationState {
+    Running,
+    Succeeded,
+    Failed,
+    Canceled,
+}
+
+impl OperationState {
+    pub fn name(self) -> &'static str {
+        match self {
+            OperationState::Running => "running",
+            OperationState::Succeeded => "succeeded",
+            OperationState::Failed => "failed",
+            OperationState::Canceled => "canceled",
+        }
+    }
+}
+
+/// Where a phase or a step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Progress {
+    Waiting,
+    Running,
+    Done,
+    Failed,
+    Skipped,
+}
+
+impl Progress {
+    pub fn name(self) -> &'static str {
+        match self {
+            Progress::Waiting => "waiting",
+            Progress::Running => "running",
+            Progress::Done => "done",
+            Progress::Failed => "failed",
+            Progress::Skipped => "skipped",
+        }
+    }
+
+    pub fn is_over(self) -> bool {
+        match self {
+            Progress::Waiting | Progress::Running => false,
+            Progress::Done | Progress::Failed | Progress::Skipped => true,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phase {
+    pub name: String,
+    pub state: Progress,
+    pub started_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+}
+
+/// What is done on one host, or by the server itself (`host` empty), in one phase.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub phase: String,
+    pub host: String,
+    pub name: String,
+    pub state: Progress,
+    pub started_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+    pub exit_code: Option<i32>,
+    pub stderr_tail: Option<String>,
+    pub hint: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leftover {
+    pub host: String,
+    pub reason: String,
+    pub items: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    pub at: Timestamp,
+    pub text: String,
+}
+
+impl OperationRecord {
+    pub fn new(cluster: &str, kind: OperationKind, now: Timestamp) -> Self {
+        Self {
+            cluster: cluster.to_owned(),
+            kind,
+            state: OperationState::Running,
+            started_at: now,
+            ended_at: None,
+            error: None,
+            hint: None,
+            phases: Vec::new(),
+            steps: Vec::new(),
+            leftovers: Vec::new(),
+            log: Vec::new(),
+            log_start: 0,
+        }
+    }
+
+    /// How much is done, from 0 to 100: phases count alike, and within one its steps.
+    pub fn percent(&self) -> u8 {
+        if self.state == OperationState::Succeeded {
+            return 100;
+        }
+        let share = |phase: &Phase| {
+            if phase.state.is_over() {
+                return 100;
+            }
+            let steps: Vec<_> = self.steps.iter().filter(|s| s.phase == phase.name).collect();
+            let over = steps.iter().filter(|step| step.state.is_over()).count();
+            over * 100 / steps.len().max(1)
+        };
+        let sum: usize = self.phases.iter().map(share).sum();
+        // A run that is not over is never shown as complete.
+        u8::try_from(sum / self.phases.len().max(1)).unwrap_or(100).min(99)
+    }
+
+    /// Adds a line to the log and forgets the oldest beyond [`LOG_LINES`].
+    pub fn log(&mut self, at: Timestamp, text: impl Into<String>) {
+        self.log.push(LogLine { at, text: text.into() });
+        let surplus = self.log.len().saturating_sub(LOG_LINES);
+        self.log.drain(..surplus);
+        self.log_start += surplus as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn phase(name: &str, state: Progress) -> Phase {
+        Phase { name: name.to_owned(), state, started_at: None, ended_at: None }
+    }
+
+    fn step(phase: &str, host: &str, state: Progress) -> Step {
+        Step {
+            phase: phase.to_owned(),
+            host: host.to_owned(),
+            name: phase.to_owned(),
+            state,
+            started_at: None,
+            ended_at: None,
+            exit_code: None,
+            stderr_tail: None,
+            hint: None,
+        }
+    }
+
+    #[test]
+    fn percent_counts_phases_and_the_steps_of_the_running_one() {
+        let mut run = OperationRecord::new("demo", OperationKind::Create, NOW);
+        assert_eq!(run.percent(), 0);
+        run.phases = vec![phase("a", Progress::Done), phase("b", Progress::Running)];
+        assert_eq!(run.percent(), 50);
+        run.steps = vec![step("b", "n1", Progress::Done), step("b", "n2", Progress::Running)];
+        assert_eq!(run.percent(), 75);
+        run.phases = vec![phase("a", Progress::Done), phase("b", Progress::Done)];
+        assert_eq!(run.percent(), 99);
+        run.state = OperationState::Succeeded;
+        assert_eq!(run.percent(), 100);
+    }
+
+    #[test]
+    fn the_log_keeps_its_last_lines_and_their_numbers() {
+        let mut run = OperationRecord::new("demo", OperationKind::Create, NOW);
+        for number in 0..LOG_LINES + 7 {
+            run.log(NOW, format!("line {number}"));
+        }
+        assert_eq!(run.log.len(), LOG_LINES);
+        assert_eq!(run.log_start, 7);
+        assert_eq!(run.log.first().map(|line| line.text.as_str()), Some("line 7"));
+    }
+}
