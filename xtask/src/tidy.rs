@@ -20,8 +20,9 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("wharf-bundle", &[]),
     ("wharf-testbed", &["wharf-bundle"]),
     ("wharf-store", &["wharf-core"]),
+    ("wharf-agent", &["wharf-core"]),
     ("wharf-server", &["wharf-api", "wharf-core", "wharf-store"]),
-    ("wharf", &["wharf-api", "wharf-bundle", "wharf-server", "wharf-store"]),
+    ("wharf", &["wharf-agent", "wharf-api", "wharf-bundle", "wharf-server", "wharf-store"]),
     ("wharf-bench", &["wharf-bundle", "wharf-store", "wharf-testbed"]),
     ("xtask", &["wharf-bundle", "wharf-testbed"]),
 ];

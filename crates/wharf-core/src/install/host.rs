@@ -182,3 +182,22 @@ pub struct HostFailure {
     pub detail: String,
     pub hint: Option<String>,
 }
+
+/// What a removal took away, or with `dry_run` would take away, and what it could not.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemovalReport {
+    /// In order; empty when nothing of ours was there.
+    pub changes: Vec<Change>,
+    /// Empty when the host is as it was before.
+    pub leftovers: Vec<Leftover>,
+}
+
+/// Something of ours that is still on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leftover {
+    /// The path, unit, link, table or cgroup.
+    pub item: String,
+    pub reason: String,
+}

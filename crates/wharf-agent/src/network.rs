@@ -1,0 +1,2 @@
+//! The node's network: pod routes, the tunnel, the rules of nft and the balancer before the API
+//! servers.
