@@ -1,8 +1,10 @@
 //! Clusters: the record, its state, and which server owns it.
 
+pub mod health;
 pub mod life;
 pub mod ownership;
 pub mod spec;
+pub mod validate;
 
 use std::collections::BTreeMap;
 
@@ -115,8 +117,21 @@ pub struct NodeRecord {
     pub pod_cidr: Ipv4Net,
     /// The host key that was pinned, as an OpenSSH public key.
     pub host_key: Option<String>,
+    /// With which members the node's etcd was started first; it keeps them for good, although
+    /// others come later, so that its unit never changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<EtcdStart>,
     /// Whether the node has been installed completely.
     pub installed: bool,
+}
+
+/// How a member of etcd is started for the first time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EtcdStart {
+    /// All members of that moment, itself among them, by name.
+    pub members: BTreeMap<String, std::net::Ipv4Addr>,
+    /// It joins members that run already.
+    pub joins: bool,
 }
 
 /// Who works on the cluster. Every take-over raises the epoch, and what an owner writes is
