@@ -46,6 +46,23 @@ impl Bundle {
         self.manifest.files.iter().find(|file| file.name() == name)
     }
 
+    /// The file at that path in the bundle, such as `bin/kubelet`.
+    #[must_use]
+    pub fn file_at(&self, path: &str) -> Option<&FileEntry> {
+        self.manifest.files.iter().find(|file| file.path == path)
+    }
+
+    /// All images with the names under which containerd has them after their import.
+    pub fn images(&self) -> impl Iterator<Item = (&str, &FileEntry)> {
+        self.manifest.files.iter().filter_map(|file| Some((file.image.as_deref()?, file)))
+    }
+
+    /// The image of one component, such as `coredns`: its full name and its archive.
+    #[must_use]
+    pub fn image_of(&self, component: &str) -> Option<(&str, &FileEntry)> {
+        self.images().find(|(_, file)| file.component == component)
+    }
+
     /// Where a file of this bundle lies on this machine.
     #[must_use]
     pub fn path_of(&self, file: &FileEntry) -> PathBuf {
@@ -88,6 +105,7 @@ pub fn manifest_of(components: &[Cached], by: &str) -> Result<Manifest> {
             sha256: file.sha256,
             size: file.size,
             mode: file.mode,
+            image: file.image.clone(),
         }));
     }
     manifest.files.sort_by(|a, b| a.path.cmp(&b.path));

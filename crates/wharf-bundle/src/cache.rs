@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::catalogue::{COMPONENTS, Component, compare_versions, this_arch};
+use crate::catalogue::{COMPONENTS, Component, KUBERNETES, compare_versions, this_arch};
 use crate::checksum::{Content, Sha256, hash_file, hash_files};
 use crate::manifest::{MAX_MANIFEST_BYTES, Mode, check_path};
 use crate::place::{self, Staging};
@@ -69,6 +69,12 @@ impl Cache {
     #[must_use]
     pub fn bundle_dir(&self, kubernetes: &str, arch: &str) -> PathBuf {
         self.root.join("bundles").join(format!("{kubernetes}-{arch}"))
+    }
+
+    /// The bundle of the catalogue's versions for this machine, whether or not it is there.
+    #[must_use]
+    pub fn default_bundle_dir(&self) -> PathBuf {
+        self.bundle_dir(KUBERNETES.version, this_arch())
     }
 
     /// As [`find`], in this cache.
@@ -174,6 +180,9 @@ pub struct ComponentFile {
     pub size: u64,
     pub mode: Mode,
     pub stamp: Stamp,
+    /// For an archive of an image: its full name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
 }
 
 impl ComponentFile {
@@ -324,6 +333,7 @@ pub(crate) fn seal(
             size: content.size,
             mode: file.mode(),
             stamp,
+            image: None,
         });
     }
     let record = ComponentRecord {

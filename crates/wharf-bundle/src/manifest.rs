@@ -25,6 +25,8 @@ pub(crate) const MAX_FILE_BYTES: u64 = (8 << 30) - 1;
 pub(crate) const MAX_TOTAL_BYTES: u64 = 64 << 30;
 /// What the name field of a tar header holds, without extensions.
 const MAX_PATH_BYTES: usize = 100;
+/// What registries and containerd take.
+const MAX_IMAGE_NAME_BYTES: usize = 255;
 
 /// The description of a whole bundle.
 ///
@@ -61,6 +63,9 @@ pub struct FileEntry {
     pub sha256: Sha256,
     pub size: u64,
     pub mode: Mode,
+    /// For an archive of an image: the name under which containerd has it, `wharf.dev/pause:1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
 }
 
 impl FileEntry {
@@ -184,7 +189,7 @@ impl Manifest {
             let reason = format!("its files have {} bytes in all", self.total_size());
             problems.push(Problem::BadManifest { reason });
         }
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut images) = (BTreeSet::new(), BTreeSet::new());
         for file in &self.files {
             let path = || file.path.clone();
             if let Err(reason) = check_path(&file.path) {
@@ -194,6 +199,15 @@ impl Manifest {
             }
             if file.size > MAX_FILE_BYTES {
                 problems.push(Problem::BadPath { path: path(), reason: "is too large" });
+            }
+            if let Some(image) = &file.image {
+                if !is_image_name(image) {
+                    let reason = format!("{image:?} is not a full name of an image");
+                    problems.push(Problem::BadManifest { reason });
+                } else if !images.insert(image) {
+                    let reason = format!("the image {image} is listed twice");
+                    problems.push(Problem::BadManifest { reason });
+                }
             }
         }
         problems
@@ -228,4 +242,22 @@ pub fn check_path(path: &str) -> Result<(), &'static str> {
         return Err("is the manifest itself");
     }
     Ok(())
+}
+
+/// A name that means the same everywhere: `registry/path:tag`, in plain characters. A short name
+/// would be completed with a registry of the outside.
+#[must_use]
+pub fn is_image_name(name: &str) -> bool {
+    let Some((repository, tag)) = name.rsplit_once(':') else { return false };
+    let Some((registry, path)) = repository.split_once('/') else { return false };
+    let lower = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    let begins_well = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric());
+    let tag_character = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    name.len() <= MAX_IMAGE_NAME_BYTES
+        && registry.contains('.')
+        && std::iter::once(registry)
+            .chain(path.split('/'))
+            .all(|part| begins_well(part) && part.chars().all(lower))
+        && begins_well(tag)
+        && tag.chars().all(tag_character)
 }

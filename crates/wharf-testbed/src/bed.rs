@@ -17,7 +17,7 @@ use crate::paths::{BedPaths, check_name};
 use crate::procfs::ProcessId;
 use crate::remove::{ensure_machine_limits, reap, remove, remove_locked};
 use crate::state::{Condition, HostState, Lock, State, machine_boot_id};
-use crate::{base, cgroup, packages};
+use crate::{base, bundle, cgroup, kernel, packages};
 
 /// A directory or file of the machine that a host sees too. Bound into several hosts, a
 /// directory is shared storage.
@@ -39,6 +39,12 @@ impl HostOptions {
     pub fn named(name: impl Into<String>) -> Self {
         Self { name: name.into(), binds: Vec::new() }
     }
+
+    /// The host has the default bundle of this machine's cache, as if it came with its image.
+    pub fn with_bundle(mut self) -> Result<Self> {
+        self.binds.push(bundle::bind()?);
+        Ok(self)
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -53,6 +59,13 @@ impl Options {
     pub fn hosts(count: usize) -> Self {
         let hosts = (1..=count).map(|n| HostOptions::named(format!("node{n}"))).collect();
         Self { hosts, keep: false }
+    }
+
+    /// All hosts have the default bundle, see [`HostOptions::with_bundle`].
+    pub fn with_bundle(mut self) -> Result<Self> {
+        let bind = bundle::bind()?;
+        self.hosts.iter_mut().for_each(|host| host.binds.push(bind.clone()));
+        Ok(self)
     }
 }
 
@@ -87,6 +100,7 @@ impl TestBed {
     pub fn start_with(name: &str, options: &Options) -> Result<Self> {
         check_name(name)?;
         packages::ensure()?;
+        kernel::ensure()?;
         let base = base::ensure()?;
         let state = claim(name, options)?;
         let started = make(&state, &base).and_then(|bed| {

@@ -16,12 +16,14 @@
 
 mod base;
 mod bed;
+mod bundle;
 mod cgroup;
 mod command;
 pub mod debian;
 pub mod disk;
 pub mod etcd;
 mod host;
+mod kernel;
 mod network;
 mod packages;
 mod paths;
@@ -32,6 +34,7 @@ mod state;
 mod wait;
 
 pub use bed::{Bind, HostOptions, Options, TestBed};
+pub use bundle::PRELOADED;
 pub use host::{Host, Power};
 pub use paths::cache_dir;
 pub use procfs::ProcessId;
