@@ -6,6 +6,15 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
+mod decide;
+mod render;
+
+pub use decide::{
+    Interface, Mac, Masquerade, NetworkAction, NetworkDecision, ObservedNetwork, ObservedTable,
+    ObservedTunnel, PodRoute, Tunnel, TunnelPeer, Way, decide_network,
+};
+pub use render::{render_conflist, render_masquerade};
+
 /// The file's place on a host.
 pub const NETWORK_FILE: &str = "/etc/wharf/agent/network.json";
 /// The bridge that joins a node's pods, and the tunnel to nodes on other segments.
@@ -14,6 +23,10 @@ pub const TUNNEL: &str = "wharf-vx";
 /// The table of nft rules that the agent keeps: pods' traffic that leaves the cluster is hidden
 /// behind the node's address.
 pub const NFT_TABLE: &str = "ip wharf";
+/// Marks the routes that the agent made: `ip route show proto 117`.
+pub const ROUTE_PROTOCOL: u8 = 117;
+/// What the tunnel's headers take of a packet: outer Ethernet, IPv4, UDP and VXLAN.
+pub const TUNNEL_OVERHEAD: u32 = 50;
 /// Where the node-local balancer listens; kubelet and kube-proxy know only this address.
 pub const BALANCER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 6444);
 
@@ -59,4 +72,15 @@ pub struct Balancer {
     pub servers: Vec<SocketAddrV4>,
     /// The cluster's authority in PEM, to tell a ready API server by `/readyz`.
     pub authority_file: String,
+}
+
+/// How large a pod's packets may be on nodes whose interfaces carry `interface_mtu`.
+///
+/// With mode `routed` a node on another segment is reached through the tunnel although pods send
+/// full packets: the node's kernel then tells the pod at once what fits.
+pub fn pod_mtu(mode: NetworkMode, interface_mtu: u32) -> u32 {
+    match mode {
+        NetworkMode::Routed | NetworkMode::None => interface_mtu,
+        NetworkMode::Vxlan => interface_mtu.saturating_sub(TUNNEL_OVERHEAD),
+    }
 }
