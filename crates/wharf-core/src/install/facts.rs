@@ -52,7 +52,10 @@ pub struct HostFacts {
     pub resolv_conf: String,
     /// Whether that file names a server that is not this host itself.
     pub resolves_outside: bool,
+    /// Which of the modules that matter are loaded, built in, or can be loaded.
     pub kernel_modules: Vec<String>,
+    /// Programs that the components call and that are not there: `nft`.
+    pub missing_tools: Vec<String>,
     /// Other nodes' addresses whose SSH port could not be reached from here.
     pub unreachable: Vec<Ipv4Addr>,
 }

@@ -1,0 +1,1 @@
+//! The components that run on a host, one file each: flags, configuration, unit.
