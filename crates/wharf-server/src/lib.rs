@@ -20,6 +20,7 @@ pub mod http;
 mod janitor;
 mod logging;
 mod metrics;
+pub mod vault;
 
 use std::{
     net::SocketAddr,

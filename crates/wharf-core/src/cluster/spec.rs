@@ -26,6 +26,10 @@ pub struct ClusterSpec {
     pub kubernetes_version: String,
     pub private_registries: Vec<RegistrySpec>,
     pub disable_port_check: bool,
+    /// No node was given the role etcd, so that it goes with controlplane, also for nodes that are
+    /// added later; the user is shown the roles as they were given.
+    #[serde(default)]
+    pub etcd_implied: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,6 +173,7 @@ impl ClusterSpec {
             kubernetes_version: kubernetes_version.to_owned(),
             private_registries: Vec::new(),
             disable_port_check: false,
+            etcd_implied: false,
         }
     }
 

@@ -1,0 +1,1 @@
+//! Every rule, one request each.
