@@ -7,6 +7,7 @@
 
 pub mod access;
 pub mod cluster;
+pub mod drain;
 pub mod install;
 pub mod name;
 pub mod operation;
