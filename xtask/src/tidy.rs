@@ -18,6 +18,7 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("wharf-core", &[]),
     ("wharf-api", &[]),
     ("wharf-bundle", &[]),
+    ("wharf-pause", &[]),
     ("wharf-testbed", &["wharf-bundle"]),
     ("wharf-ssh", &[]),
     ("wharf-kube", &["wharf-core"]),
