@@ -1,23 +1,25 @@
 //! `cargo xtask assets`: everything a cluster is made of, built or fetched once into a cache.
 //!
-//! The table of components is `wharf_bundle::catalogue`; [`go`] builds one from source,
-//! `wharf_bundle::mirror` takes one from release files. Each component appears in the cache whole,
-//! so that an interrupted run continues with the component it was at.
+//! The table of components is `wharf_bundle::catalogue`; [`go`] builds one from source, [`local`]
+//! makes those that are not Go, `wharf_bundle::mirror` takes one from release files. Of programs
+//! that run in pods `wharf_bundle::image` then makes images. Each component and image appears in
+//! the cache whole, so that an interrupted run continues with the one it was at.
 
 mod child;
 mod go;
+mod local;
 mod tools;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use wharf_bundle::cache::{Cache, Cached, ORIGIN_RELEASE};
-use wharf_bundle::catalogue::{self, COMPONENTS, Component, KUBERNETES};
+use wharf_bundle::catalogue::{self, COMPONENTS, Component, KUBERNETES, Source};
 use wharf_bundle::mirror::{self, Base};
-use wharf_bundle::{Placement, bundle};
+use wharf_bundle::{Placement, bundle, image};
 
 use child::Interrupt;
 
@@ -38,6 +40,7 @@ Release files instead of own builds, below one base (a directory or an address):
   <base>/coredns/v<V>/coredns_<V>_linux_<arch>.tgz                with ….sha256
   <base>/kwok/v<V>/kwok-linux-<arch>, stage-fast.yaml             with ….sha256 (may be absent)
   <base>/metrics-server/v<V>/metrics-server-linux-<arch>          with ….sha256
+pause and busybox are made here in any case, and so are the images of programs that run in pods.
 NAME=BASE gives the base of one component, such as the place of the project's own releases:
 below it lies v<V>/… as above. What has no base is built.
 
@@ -80,6 +83,7 @@ struct Job {
 struct Outcome {
     cache: PathBuf,
     components: Vec<Row>,
+    images: Vec<ImageRow>,
     bundles: Vec<PathBuf>,
 }
 
@@ -93,23 +97,48 @@ struct Row {
     bytes: u64,
 }
 
+#[derive(Serialize)]
+struct ImageRow {
+    name: String,
+    archive: PathBuf,
+    bytes: u64,
+}
+
 pub fn run(args: &AssetsArgs) -> Result<()> {
     let cache = Cache::from_env().context("set WHARF_CACHE or HOME: there is no place to build")?;
     let jobs = plan(args)?;
     let versions = if args.only.is_empty() { kubernetes_versions(args)? } else { Vec::new() };
 
-    let ready: Vec<_> = jobs.iter().map(|job| lookup(&cache, job).ok()).collect();
-    let ready: Option<Vec<Cached>> = ready.into_iter().collect();
-    let outcome = match ready {
-        // Nothing to build: no lock is needed, and another run does not hold us up.
-        Some(ready) if versions.iter().all(|v| is_bundled(&cache, &ready, v)) => Outcome {
-            cache: cache.root().to_owned(),
-            components: jobs.iter().zip(&ready).map(|(job, made)| row(job, made, None)).collect(),
-            bundles: versions.iter().map(|v| cache.bundle_dir(v, catalogue::this_arch())).collect(),
-        },
-        _ => make_all(&cache, &jobs, &versions)?,
+    let outcome = match all_there(&cache, &jobs, &versions) {
+        // Nothing to make: no lock is needed, and another run does not hold us up.
+        Some(there) => there,
+        None => make_all(&cache, args, &versions)?,
     };
     print(&outcome, args.json)
+}
+
+/// The outcome of a run that has nothing to do.
+fn all_there(cache: &Cache, jobs: &[Job], versions: &[String]) -> Option<Outcome> {
+    let ready: Option<Vec<Cached>> = jobs.iter().map(|job| lookup(cache, job).ok()).collect();
+    let ready = ready?;
+    let components = jobs.iter().zip(&ready).map(|(job, made)| row(job, made, None)).collect();
+    let has_image = |made: &&Cached| component_of(made).is_some_and(|c| c.image.is_some());
+    let images = ready.iter().filter(has_image).map(|made| image::lookup(cache, made));
+    let images = if versions.is_empty() { Vec::new() } else { images.collect::<Option<_>>()? };
+    let image_rows = image_rows(&images);
+    let parts = image::in_place_of_programs(ready, images);
+    let bundled = |version: &&String| is_bundled(cache, &parts, version);
+    let bundles = versions.iter().map(|v| cache.bundle_dir(v, catalogue::this_arch())).collect();
+    versions.iter().all(|version| bundled(&version)).then(|| Outcome {
+        cache: cache.root().to_owned(),
+        components,
+        images: image_rows,
+        bundles,
+    })
+}
+
+fn component_of(cached: &Cached) -> Option<&'static Component> {
+    catalogue::component(&cached.record.component).ok()
 }
 
 fn plan(args: &AssetsArgs) -> Result<Vec<Job>> {
@@ -125,21 +154,25 @@ fn plan(args: &AssetsArgs) -> Result<Vec<Job>> {
             _ => (None, Base::parse(from)?),
         });
     }
-    let base_of = |name: &str| {
+    let base_of = |component: &Component| {
+        let name = component.name;
         let own = bases.iter().find(|(n, _)| *n == Some(name)).map(|(_, base)| base.clone());
-        own.or_else(|| bases.iter().find(|(n, _)| n.is_none()).map(|(_, base)| base.join(name)))
+        // No project publishes what is ours, or Debian's.
+        let shared = bases.iter().find(|(n, _)| n.is_none());
+        let shared = shared.filter(|_| matches!(component.source, Source::Go(_)));
+        own.or_else(|| shared.map(|(_, base)| base.join(name)))
     };
     let mut jobs = Vec::new();
     for component in COMPONENTS {
         if !args.only.is_empty() && !args.only.iter().any(|name| name == component.name) {
             continue;
         }
-        let versions = if component.name == KUBERNETES.name {
-            kubernetes_versions(args)?
-        } else {
-            vec![component.version.to_owned()]
+        let from = base_of(component);
+        let versions = match component.source {
+            _ if component.name == KUBERNETES.name => kubernetes_versions(args)?,
+            Source::Debian(_) if from.is_none() => vec![local_version(component)],
+            _ => vec![component.version.to_owned()],
         };
-        let from = base_of(component.name);
         jobs.extend(versions.into_iter().map(|version| Job {
             component,
             version,
@@ -160,6 +193,11 @@ fn kubernetes_versions(args: &AssetsArgs) -> Result<Vec<String>> {
     Ok(versions)
 }
 
+/// What Debian has is used as it is; a machine that has it in the cache needs no package.
+fn local_version(component: &Component) -> String {
+    local::installed_busybox().map_or_else(|| component.version.to_owned(), |found| found.version)
+}
+
 /// The component as the cache has it, or why it has to be made.
 fn lookup(cache: &Cache, job: &Job) -> Result<Cached, String> {
     let dir = cache.component_dir(job.component.name, &job.version, catalogue::this_arch());
@@ -176,10 +214,14 @@ fn lookup(cache: &Cache, job: &Job) -> Result<Cached, String> {
     }
 }
 
-fn make_all(cache: &Cache, jobs: &[Job], versions: &[String]) -> Result<Outcome> {
+fn make_all(cache: &Cache, args: &AssetsArgs, versions: &[String]) -> Result<Outcome> {
     let interrupt = Interrupt::on_signals()?;
     let _lock = cache.lock(|| eprintln!("assets: waiting for another run to finish"))?;
-    tools::ensure(jobs)?;
+    let jobs = plan(args)?;
+    let missing: Vec<&Job> = jobs.iter().filter(|job| lookup(cache, job).is_err()).collect();
+    tools::ensure(&missing)?;
+    // Again: what was installed just now has the version that it has.
+    let jobs = plan(args)?;
     let mut made: Vec<Cached> = Vec::new();
     let mut components = Vec::new();
     for (index, job) in jobs.iter().enumerate() {
@@ -204,9 +246,41 @@ fn make_all(cache: &Cache, jobs: &[Job], versions: &[String]) -> Result<Outcome>
         components.push(row(job, &cached, Some(begun.elapsed().as_secs_f64())));
         made.push(cached);
     }
-    let bundles = versions.iter().map(|version| ensure_bundle(cache, &made, version));
+    let images = if versions.is_empty() { Vec::new() } else { ensure_images(cache, &made)? };
+    let image_rows = image_rows(&images);
+    let parts = image::in_place_of_programs(made, images);
+    let bundles = versions.iter().map(|version| ensure_bundle(cache, &parts, version));
     let bundles = bundles.collect::<Result<Vec<_>>>()?;
-    Ok(Outcome { cache: cache.root().to_owned(), components, bundles })
+    Ok(Outcome { cache: cache.root().to_owned(), components, images: image_rows, bundles })
+}
+
+fn ensure_images(cache: &Cache, made: &[Cached]) -> Result<Vec<Cached>> {
+    let mut images = Vec::new();
+    for programs in made {
+        if let Some(image) = image::lookup(cache, programs) {
+            images.push(image);
+            continue;
+        }
+        let begun = Instant::now();
+        if let Some(image) = image::make(cache, programs)? {
+            for row in image_rows(std::slice::from_ref(&image)) {
+                eprintln!("image {} … {:.0} s", row.name, begun.elapsed().as_secs_f64());
+            }
+            images.push(image);
+        }
+    }
+    Ok(images)
+}
+
+fn image_rows(images: &[Cached]) -> Vec<ImageRow> {
+    let files = images.iter().flat_map(|image| image.record.files.iter().map(move |f| (image, f)));
+    files
+        .map(|(image, file)| ImageRow {
+            name: file.image.clone().unwrap_or_default(),
+            archive: image.dir.join(&file.path),
+            bytes: file.size,
+        })
+        .collect()
 }
 
 /// Makes one component. `None`: the mirror lacks it, and only development needs it.
@@ -226,13 +300,9 @@ fn make(cache: &Cache, job: &Job, title: &str, interrupt: &Interrupt) -> Result<
         }
         None => {
             eprintln!("{title} … building");
-            let log = cache
-                .root()
-                .join("logs")
-                .join(format!("{}-{}.log", job.component.name, job.version));
-            let progress = child::Progress::new(title, STILL_BUSY_EVERY);
-            let workshop = go::Workshop::open(staged.path(), &log, interrupt, progress)?;
-            match workshop.build(job.component, &job.version) {
+            let name = format!("{}-{}.log", job.component.name, job.version);
+            let log = cache.root().join("logs").join(name);
+            match build(job, staged.path(), &log, title, interrupt) {
                 Err(_) if interrupt.is_set() => bail!(INTERRUPTED),
                 built => built.with_context(|| {
                     format!("{title} cannot be built; all of it: {}", log.display())
@@ -244,6 +314,21 @@ fn make(cache: &Cache, job: &Job, title: &str, interrupt: &Interrupt) -> Result<
         bail!(INTERRUPTED);
     }
     Ok(Some(staged.finish(job.component, &job.version, &origin)?))
+}
+
+/// Makes the component's files in `into`; answers who made them.
+fn build(job: &Job, into: &Path, log: &Path, title: &str, interrupt: &Interrupt) -> Result<String> {
+    let progress = child::Progress::new(title, STILL_BUSY_EVERY);
+    match &job.component.source {
+        Source::Go(go) => {
+            let workshop = go::Workshop::open(into, log, interrupt, progress)?;
+            workshop.build(job.component, go, &job.version)
+        }
+        Source::Cargo(package) => {
+            local::cargo_build(package, job.component, into, log, interrupt, progress)
+        }
+        Source::Debian(_) => local::take_busybox(job.component, into),
+    }
 }
 
 fn of_version(made: &[Cached], kubernetes: &str) -> Vec<Cached> {

@@ -1,4 +1,5 @@
-//! The cache of components: `<cache>/assets/<name>-<version>-<arch>/`, and the bundles made of them.
+//! The cache of components: `<cache>/assets/<name>-<version>-<arch>/`, and the images and bundles
+//! made of them.
 //!
 //! `<cache>` is `$WHARF_CACHE`, else `$XDG_CACHE_HOME/wharf`, else `~/.cache/wharf`.
 
@@ -61,6 +62,12 @@ impl Cache {
         self.root.join("assets")
     }
 
+    /// Images of components, which are made of what lies in [`Cache::assets`].
+    #[must_use]
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
     #[must_use]
     pub fn component_dir(&self, name: &str, version: &str, arch: &str) -> PathBuf {
         self.assets().join(format!("{name}-{version}-{arch}"))
@@ -117,6 +124,7 @@ impl Cache {
             Err(TryLockError::Error(e)) => return Err(e).at("locked", &path),
         }
         place::sweep(&assets);
+        place::sweep(&self.images());
         place::sweep(&self.root.join("bundles"));
         Ok(CacheLock { _file: file })
     }
@@ -171,6 +179,9 @@ pub struct ComponentRecord {
     /// [`ORIGIN_RELEASE`], or the version of Go that built it.
     pub origin: String,
     pub files: Vec<ComponentFile>,
+    /// For an image: the sums of the files that it was made of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub made_of: Vec<Sha256>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -318,37 +329,46 @@ pub(crate) fn seal(
     version: &str,
     origin: &str,
 ) -> Result<ComponentRecord> {
-    let paths: Vec<PathBuf> = component.files.iter().map(|f| dir.join(f.path)).collect();
-    for (file, path) in component.files.iter().zip(&paths) {
-        let mode = fs::Permissions::from_mode(file.mode().bits());
-        fs::set_permissions(path, mode).at("given its mode", path)?;
-    }
-    let mut files = Vec::new();
-    for ((file, path), hashed) in component.files.iter().zip(&paths).zip(hash_files(&paths)) {
-        let content = hashed.at("read", path)?;
-        let stamp = Stamp::of(&path.symlink_metadata().at("read", path)?);
-        files.push(ComponentFile {
-            path: file.path.to_owned(),
-            sha256: content.sha256,
-            size: content.size,
-            mode: file.mode(),
-            stamp,
-            image: None,
-        });
-    }
+    let files: Vec<_> = component.files.iter().map(|f| (f.path, f.mode(), None)).collect();
     let record = ComponentRecord {
         component: component.name.to_owned(),
         version: version.to_owned(),
         arch: this_arch().to_owned(),
         recipe: component.recipe,
         origin: origin.to_owned(),
-        files,
+        files: describe(dir, &files)?,
+        made_of: Vec::new(),
     };
     write_record(dir, &record)?;
     Ok(record)
 }
 
-fn write_record(dir: &Path, record: &ComponentRecord) -> Result<()> {
+/// Sets the modes and takes the checksums of files with their path, mode and name as an image.
+pub(crate) fn describe(
+    dir: &Path,
+    files: &[(&str, Mode, Option<String>)],
+) -> Result<Vec<ComponentFile>> {
+    let paths: Vec<PathBuf> = files.iter().map(|(path, ..)| dir.join(path)).collect();
+    for ((_, mode, _), path) in files.iter().zip(&paths) {
+        let mode = fs::Permissions::from_mode(mode.bits());
+        fs::set_permissions(path, mode).at("given its mode", path)?;
+    }
+    let mut described = Vec::new();
+    for (((path, mode, image), at), hashed) in files.iter().zip(&paths).zip(hash_files(&paths)) {
+        let content = hashed.at("read", at)?;
+        described.push(ComponentFile {
+            path: (*path).to_owned(),
+            sha256: content.sha256,
+            size: content.size,
+            mode: *mode,
+            stamp: Stamp::of(&at.symlink_metadata().at("read", at)?),
+            image: image.clone(),
+        });
+    }
+    Ok(described)
+}
+
+pub(crate) fn write_record(dir: &Path, record: &ComponentRecord) -> Result<()> {
     let path = dir.join(COMPONENT_NAME);
     let new = dir.join(".component.json.new");
     let json = serde_json::to_vec_pretty(record)

@@ -16,8 +16,10 @@ pub struct Component {
     /// Raised when the way of building changes, so that older results in a cache are made again.
     pub recipe: u32,
     pub files: &'static [File],
-    pub go: Go,
+    pub source: Source,
     pub release: Release,
+    /// For programs that run in pods: the bundle holds this in place of the component's files.
+    pub image: Option<Image>,
     /// False for what only development needs: a mirror may lack it.
     pub on_hosts: bool,
 }
@@ -37,16 +39,31 @@ pub enum MadeFrom {
     Package(&'static str),
     /// All YAML files in these directories of the module, as one stream of documents.
     Yaml(&'static [&'static str]),
+    /// The one program of a source that is not Go.
+    Program,
+    /// What that program prints when it is asked with these arguments.
+    Printed(&'static [&'static str]),
 }
 
 impl File {
     #[must_use]
     pub fn mode(&self) -> Mode {
         match self.made_from {
-            MadeFrom::Package(_) => Mode::EXECUTABLE,
-            MadeFrom::Yaml(_) => Mode::DATA,
+            MadeFrom::Package(_) | MadeFrom::Program => Mode::EXECUTABLE,
+            MadeFrom::Yaml(_) | MadeFrom::Printed(_) => Mode::DATA,
         }
     }
+}
+
+/// Where a component comes from when it is not taken from release files.
+#[derive(Debug)]
+pub enum Source {
+    Go(Go),
+    /// A package of our own workspace, built by cargo.
+    Cargo(&'static str),
+    /// A package of Debian that brings the program ready-made. Its version is the one that the
+    /// machine's Debian has; the catalogue names the one of the release that we are tested on.
+    Debian(&'static str),
 }
 
 /// How a component is built from the Go module registry.
@@ -64,6 +81,25 @@ pub struct Go {
 
 const PLAIN_GO: Go = Go { modules: &[], variables: &[], tags: "", cgo: false, staging: false };
 
+/// An image with one program in it, the component's first file.
+#[derive(Debug)]
+pub struct Image {
+    /// Raised when the way of making changes, so that older results in a cache are made again.
+    pub recipe: u32,
+    /// Its archive's place in a bundle.
+    pub path: &'static str,
+    /// Under which containerd has it; a template.
+    pub name: &'static str,
+    /// Where the program lies in the image, without a leading `/`.
+    pub program: &'static str,
+    /// A file of the component with further names of the program, one a line.
+    pub further_names: Option<&'static str>,
+    pub entrypoint: &'static [&'static str],
+    pub command: &'static [&'static str],
+    /// A number; empty for root.
+    pub user: &'static str,
+}
+
 /// How the project publishes its files.
 #[derive(Debug)]
 pub struct Release {
@@ -80,8 +116,18 @@ macro_rules! program {
 }
 
 /// In the order in which they are built: what others wait for, and what is quick, comes first.
-pub const COMPONENTS: &[Component] =
-    &[ETCD, KUBERNETES, CONTAINERD, RUNC, CNI_PLUGINS, COREDNS, KWOK, METRICS_SERVER];
+pub const COMPONENTS: &[Component] = &[
+    ETCD,
+    KUBERNETES,
+    CONTAINERD,
+    RUNC,
+    CNI_PLUGINS,
+    COREDNS,
+    KWOK,
+    METRICS_SERVER,
+    PAUSE,
+    BUSYBOX,
+];
 
 const ETCD: Component = Component {
     name: "etcd",
@@ -100,18 +146,19 @@ const ETCD: Component = Component {
             "etcd-v{version}-linux-{arch}/etcdutl"
         ),
     ],
-    go: Go {
+    source: Source::Go(Go {
         modules: &[
             "go.etcd.io/etcd/server/v3",
             "go.etcd.io/etcd/etcdctl/v3",
             "go.etcd.io/etcd/etcdutl/v3",
         ],
         ..PLAIN_GO
-    },
+    }),
     release: Release {
         archive: Some("etcd-v{version}-linux-{arch}.tar.gz"),
         checksums: "SHA256SUMS",
     },
+    image: None,
     on_hosts: true,
 };
 
@@ -145,7 +192,7 @@ pub const KUBERNETES: Component = Component {
         program!("bin/kubectl", "k8s.io/kubernetes/cmd/kubectl", "bin/linux/{arch}/kubectl"),
         program!("bin/kubeadm", "k8s.io/kubernetes/cmd/kubeadm", "bin/linux/{arch}/kubeadm"),
     ],
-    go: Go {
+    source: Source::Go(Go {
         modules: &["k8s.io/kubernetes"],
         variables: &[
             "k8s.io/component-base/version.gitVersion=v{version}",
@@ -159,8 +206,9 @@ pub const KUBERNETES: Component = Component {
         ],
         staging: true,
         ..PLAIN_GO
-    },
+    }),
     release: Release { archive: None, checksums: "{file}.sha256" },
+    image: None,
     on_hosts: true,
 };
 
@@ -181,16 +229,17 @@ const CONTAINERD: Component = Component {
         ),
         program!("bin/ctr", "github.com/containerd/containerd/v2/cmd/ctr", "bin/ctr"),
     ],
-    go: Go {
+    source: Source::Go(Go {
         modules: &["github.com/containerd/containerd/v2"],
         variables: &["github.com/containerd/containerd/v2/version.Version=v{version}"],
         tags: "netgo osusergo",
         ..PLAIN_GO
-    },
+    }),
     release: Release {
         archive: Some("containerd-{version}-linux-{arch}.tar.gz"),
         checksums: "{file}.sha256sum",
     },
+    image: None,
     on_hosts: true,
 };
 
@@ -199,14 +248,15 @@ const RUNC: Component = Component {
     version: "1.4.3",
     recipe: 1,
     files: &[program!("bin/runc", "github.com/opencontainers/runc", "runc.{arch}")],
-    go: Go {
+    source: Source::Go(Go {
         modules: &["github.com/opencontainers/runc"],
         // Without the seccomp tag no pod starts: kubelet asks for the default profile.
         tags: "seccomp netgo osusergo",
         cgo: true,
         ..PLAIN_GO
-    },
+    }),
     release: Release { archive: None, checksums: "runc.sha256sum" },
+    image: None,
     on_hosts: true,
 };
 
@@ -236,17 +286,18 @@ const CNI_PLUGINS: Component = Component {
             "portmap"
         ),
     ],
-    go: Go {
+    source: Source::Go(Go {
         modules: &["github.com/containernetworking/plugins"],
         variables: &[
             "github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=v{version}",
         ],
         ..PLAIN_GO
-    },
+    }),
     release: Release {
         archive: Some("cni-plugins-linux-{arch}-v{version}.tgz"),
         checksums: "{file}.sha256",
     },
+    image: None,
     on_hosts: true,
 };
 
@@ -255,11 +306,22 @@ const COREDNS: Component = Component {
     version: "1.14.7",
     recipe: 1,
     files: &[program!("bin/coredns", "github.com/coredns/coredns", "coredns")],
-    go: Go { modules: &["github.com/coredns/coredns"], ..PLAIN_GO },
+    source: Source::Go(Go { modules: &["github.com/coredns/coredns"], ..PLAIN_GO }),
     release: Release {
         archive: Some("coredns_{version}_linux_{arch}.tgz"),
         checksums: "{file}.sha256",
     },
+    // Listens on port 53: the pod that uses it says as whom and with which capability.
+    image: Some(Image {
+        recipe: 1,
+        path: "images/coredns.tar",
+        name: "wharf.dev/coredns:{version}",
+        program: "coredns",
+        further_names: None,
+        entrypoint: &["/coredns"],
+        command: &[],
+        user: "",
+    }),
     on_hosts: true,
 };
 
@@ -279,12 +341,13 @@ const KWOK: Component = Component {
             released_as: "stage-fast.yaml",
         },
     ],
-    go: Go {
+    source: Source::Go(Go {
         modules: &["sigs.k8s.io/kwok"],
         variables: &["sigs.k8s.io/kwok/pkg/consts.Version=v{version}"],
         ..PLAIN_GO
-    },
+    }),
     release: Release { archive: None, checksums: "{file}.sha256" },
+    image: None,
     on_hosts: false,
 };
 
@@ -297,14 +360,84 @@ const METRICS_SERVER: Component = Component {
         "sigs.k8s.io/metrics-server/cmd/metrics-server",
         "metrics-server-linux-{arch}"
     )],
-    go: Go {
+    source: Source::Go(Go {
         modules: &["sigs.k8s.io/metrics-server"],
         variables: &["k8s.io/client-go/pkg/version.gitVersion=v{version}"],
         ..PLAIN_GO
-    },
+    }),
     release: Release { archive: None, checksums: "{file}.sha256" },
+    image: Some(Image {
+        recipe: 1,
+        path: "images/metrics-server.tar",
+        name: "wharf.dev/metrics-server:{version}",
+        program: "metrics-server",
+        further_names: None,
+        entrypoint: &["/metrics-server"],
+        command: &[],
+        user: "65532",
+    }),
     on_hosts: true,
 };
+
+/// What holds the namespaces of a pod.
+const PAUSE: Component = Component {
+    name: "pause",
+    version: "1",
+    recipe: 1,
+    files: &[File {
+        path: "bin/pause",
+        made_from: MadeFrom::Program,
+        released_as: "pause-linux-{arch}",
+    }],
+    source: Source::Cargo("wharf-pause"),
+    release: Release { archive: None, checksums: "{file}.sha256" },
+    image: Some(Image {
+        recipe: 1,
+        path: "images/pause.tar",
+        name: "wharf.dev/pause:{version}",
+        program: "pause",
+        further_names: None,
+        entrypoint: &["/pause"],
+        command: &[],
+        user: "65532",
+    }),
+    on_hosts: true,
+};
+
+/// A shell with everything that looks at a network from inside: an install proves by it that the
+/// network of pods works.
+const BUSYBOX: Component = Component {
+    name: "busybox",
+    version: "1.35.0",
+    recipe: 1,
+    files: &[
+        File {
+            path: "bin/busybox",
+            made_from: MadeFrom::Program,
+            released_as: "busybox-linux-{arch}",
+        },
+        File {
+            path: BUSYBOX_COMMANDS,
+            made_from: MadeFrom::Printed(&["--list"]),
+            released_as: "busybox-commands.txt",
+        },
+    ],
+    source: Source::Debian("busybox-static"),
+    release: Release { archive: None, checksums: "{file}.sha256" },
+    image: Some(Image {
+        recipe: 1,
+        path: "images/busybox.tar",
+        name: "wharf.dev/busybox:{major}.{minor}",
+        program: "bin/busybox",
+        further_names: Some(BUSYBOX_COMMANDS),
+        entrypoint: &[],
+        command: &["sh"],
+        user: "",
+    }),
+    on_hosts: true,
+};
+
+const BUSYBOX_COMMANDS: &str = "share/busybox-commands.txt";
 
 /// The row of that name.
 ///

@@ -84,6 +84,11 @@ impl<R: Read> Read for HashingReader<R> {
     }
 }
 
+/// Hashes what is in memory already.
+pub(crate) fn hash_bytes(bytes: &[u8]) -> Content {
+    Content { sha256: Sha256(sha2::Sha256::digest(bytes).into()), size: bytes.len() as u64 }
+}
+
 /// Hashes one file without holding it in memory.
 ///
 /// # Errors

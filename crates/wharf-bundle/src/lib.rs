@@ -1,9 +1,10 @@
-//! The bundle: the checked set of binaries (and later images) that an install puts on hosts.
+//! The bundle: the checked set of binaries and images that an install puts on hosts.
 //!
 //! Three places hold the same files, each with its own description beside them:
 //!
 //! - a *component* in the cache (`component.json`): one upstream project in one version, built from
-//!   source or taken from its release files; see [`cache`];
+//!   source or taken from its release files; see [`cache`]; programs that run in pods become
+//!   *images*; see [`image`];
 //! - a *bundle* directory (`bundle.json`): all components that make one Kubernetes version; see
 //!   [`Bundle`];
 //! - a bundle *archive*: that directory as one tar file; see [`archive`].
@@ -20,8 +21,10 @@ pub mod bundle;
 pub mod cache;
 pub mod catalogue;
 pub mod checksum;
+pub mod image;
 pub mod manifest;
 pub mod mirror;
+pub mod oci;
 mod place;
 pub mod source;
 pub mod verify;
@@ -67,6 +70,10 @@ pub enum Error {
     NotInRelease { file: String, wanted: String },
     #[error("{url} cannot be fetched: {reason}")]
     Fetch { url: String, reason: String },
+    #[error("{} needs libraries, and an image of it would not start", .0.display())]
+    NotStatic(PathBuf),
+    #[error("{name:?} in {} is no name of a command", list.display())]
+    BadName { name: String, list: PathBuf },
 }
 
 impl Error {
@@ -92,6 +99,8 @@ impl Error {
             }
             Error::WrongChecksum { .. } => "nothing of it was kept; fetch the file again",
             Error::Fetch { .. } => "check the address and that curl can reach it",
+            Error::NotStatic(_) => "use a statically linked build of the program",
+            Error::BadName { .. } => "make the component again with `cargo xtask assets`",
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::catalogue::{COMPONENTS, Component, KUBERNETES, compare_versions, this
 use crate::manifest::{MANIFEST_NAME, Manifest};
 use crate::mirror::{self, Base};
 use crate::place::{self, Staging};
-use crate::{Bundle, Error, Placement, Result, archive};
+use crate::{Bundle, Error, Placement, Result, archive, image};
 
 /// What the caller wants in the bundle.
 #[derive(Clone, Debug, Default)]
@@ -28,15 +28,15 @@ impl Selection {
     }
 }
 
-/// Components that were gathered, and the directory that holds those that had to be fetched.
+/// What a bundle holds, and the directory with what had to be fetched or made for it.
 #[derive(Debug)]
 pub struct Gathered {
     pub components: Vec<Cached>,
-    _fetched: Option<Staging>,
+    _made: Staging,
 }
 
-/// Collects what a bundle needs. Fetched files lie beside `output` until the result is dropped;
-/// `note` hears, in words, what goes on.
+/// Collects what a bundle needs. Fetched files and images lie beside `output` until the result is
+/// dropped; `note` hears, in words, what goes on.
 ///
 /// # Errors
 /// A component is missing or damaged, or a file of it cannot be had with a good checksum.
@@ -54,12 +54,19 @@ pub fn gather(
         Base::Directory(dir) => cache::components_in(dir),
         Base::Url(_) => Vec::new(),
     };
-    if stored.is_empty() {
-        from_mirror(from, selection, &wanted, output, note)
+    let staging = Staging::beside(output)?;
+    let components = if stored.is_empty() {
+        from_mirror(from, selection, &wanted, staging.path(), note)?
     } else {
-        let components = from_components(stored, selection, &wanted, note)?;
-        Ok(Gathered { components, _fetched: None })
+        from_components(stored, selection, &wanted, note)?
+    };
+    let mut images = Vec::new();
+    for component in &components {
+        let dir = staging.path().join("images").join(&component.record.component);
+        images.extend(image::make_in(&dir, component)?);
     }
+    let components = image::in_place_of_programs(components, images);
+    Ok(Gathered { components, _made: staging })
 }
 
 fn from_components(
@@ -99,14 +106,13 @@ fn from_mirror(
     base: &Base,
     selection: &Selection,
     wanted: &[&Component],
-    output: &Path,
+    into: &Path,
     note: &mut dyn FnMut(&str),
-) -> Result<Gathered> {
-    let fetched = Staging::beside(output)?;
+) -> Result<Vec<Cached>> {
     let mut components = Vec::new();
     for component in wanted {
         let version = selection.version_of(component);
-        let dir = fetched.path().join(component.name);
+        let dir = into.join(component.name);
         note(&format!("{} {version} …", component.name));
         match mirror::fetch(&base.join(component.name), component, &version, this_arch(), &dir) {
             Ok(()) => {
@@ -119,7 +125,7 @@ fn from_mirror(
             Err(error) => return Err(error),
         }
     }
-    Ok(Gathered { components, _fetched: Some(fetched) })
+    Ok(components)
 }
 
 /// Makes a bundle at `output`: an archive when the name ends in `.tar`, `.tar.gz` or `.tgz`, else a

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
-use wharf_bundle::catalogue::{self, Component, MadeFrom};
+use wharf_bundle::catalogue::{self, Component, Go, MadeFrom};
 
 use super::child::{self, Interrupt, Progress};
 use super::tools::go_program;
@@ -39,14 +39,14 @@ impl<'a> Workshop<'a> {
     }
 
     /// Builds all files of the component into its directory; answers which Go did it.
-    pub fn build(mut self, component: &Component, version: &str) -> Result<String> {
+    pub fn build(mut self, component: &Component, go: &Go, version: &str) -> Result<String> {
         self.run(["mod", "init", "wharf.local/assets"])?;
-        if component.go.staging {
-            self.repeat_staging_replaces(component, version)?;
+        if go.staging {
+            self.repeat_staging_replaces(go, version)?;
         }
-        let required = component.go.modules.iter().map(|module| format!("{module}@v{version}"));
+        let required = go.modules.iter().map(|module| format!("{module}@v{version}"));
         self.run(["get".to_owned()].into_iter().chain(required))?;
-        self.build_programs(component, version)?;
+        self.build_programs(component, go, version)?;
         for file in component.files {
             let to = self.into.join(file.path);
             fs::create_dir_all(to.parent().context("a file has no directory")?)?;
@@ -54,7 +54,10 @@ impl<'a> Workshop<'a> {
                 MadeFrom::Package(package) => {
                     fs::rename(self.module.join("out").join(program_name(package)), to)?;
                 }
-                MadeFrom::Yaml(directories) => fs::write(to, self.yaml(component, directories)?)?,
+                MadeFrom::Yaml(directories) => fs::write(to, self.yaml(go, directories)?)?,
+                MadeFrom::Program | MadeFrom::Printed(_) => {
+                    bail!("{} is not made by Go", file.path)
+                }
             }
         }
         let go_version = self.ask(["env", "GOVERSION"])?;
@@ -64,8 +67,8 @@ impl<'a> Workshop<'a> {
 
     /// Kubernetes requires its staging modules at v0.0.0 and replaces them by its own directories;
     /// the registry has the same code as v0.<minor>.<patch>.
-    fn repeat_staging_replaces(&mut self, component: &Component, version: &str) -> Result<()> {
-        let module = component.go.modules.first().context("no module")?;
+    fn repeat_staging_replaces(&mut self, go: &Go, version: &str) -> Result<()> {
+        let module = go.modules.first().context("no module")?;
         let staging_version = match version.split_once('.') {
             Some(("1", rest)) => format!("v0.{rest}"),
             _ => bail!("Kubernetes {version} does not begin with 1."),
@@ -80,8 +83,7 @@ impl<'a> Workshop<'a> {
         self.run(["mod".to_owned(), "edit".to_owned()].into_iter().chain(edits))
     }
 
-    fn build_programs(&mut self, component: &Component, version: &str) -> Result<()> {
-        let go = &component.go;
+    fn build_programs(&mut self, component: &Component, go: &Go, version: &str) -> Result<()> {
         let mut flags = vec!["-s".to_owned(), "-w".to_owned()];
         for variable in go.variables {
             let variable = catalogue::expand(variable, version, catalogue::this_arch());
@@ -92,7 +94,7 @@ impl<'a> Workshop<'a> {
         }
         let packages = component.files.iter().filter_map(|file| match file.made_from {
             MadeFrom::Package(package) => Some(package),
-            MadeFrom::Yaml(_) => None,
+            _ => None,
         });
         fs::create_dir_all(self.module.join("out"))?;
         let mut command = self.go();
@@ -104,8 +106,8 @@ impl<'a> Workshop<'a> {
         child::run(&mut command, self.log, self.interrupt, &mut self.progress)
     }
 
-    fn yaml(&mut self, component: &Component, directories: &[&str]) -> Result<String> {
-        let module = component.go.modules.first().context("no module")?;
+    fn yaml(&mut self, go: &Go, directories: &[&str]) -> Result<String> {
+        let module = go.modules.first().context("no module")?;
         let dir = self.ask(["list", "-mod=mod", "-m", "-f", "{{.Dir}}", module])?;
         let mut documents = Vec::new();
         for directory in directories {

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use wharf_bundle::catalogue::{Go, Source};
 use wharf_bundle::mirror::Base;
 use wharf_testbed::debian;
 
-use super::Job;
+use super::{Job, local};
 
 /// What the newest of the modules asks for.
 const GO_NEEDED: (u32, u32) = (1, 26);
@@ -27,20 +28,34 @@ pub fn go_program() -> &'static str {
 }
 
 /// Makes sure of the tools that these jobs need, installing Debian's packages where we may.
-pub fn ensure(jobs: &[Job]) -> Result<()> {
-    let builds = |job: &&Job| job.from.is_none();
+pub fn ensure(jobs: &[&Job]) -> Result<()> {
+    let uses_go = jobs.iter().any(|job| built_by_go(job).is_some());
     let mut packages = Vec::new();
     if jobs.iter().any(|job| matches!(job.from, Some(Base::Url(_)))) && !starts("curl", &["-V"]) {
         packages.push("curl");
     }
-    if jobs.iter().any(|job| builds(&job)) && !starts(go_program(), &["version"]) {
+    if uses_go && !starts(go_program(), &["version"]) {
         packages.push("golang-go");
     }
-    if jobs.iter().filter(builds).any(|job| job.component.go.cgo) {
+    if jobs.iter().filter_map(|job| built_by_go(job)).any(|go| go.cgo) {
         packages.extend(missing_for_c());
     }
+    for job in jobs.iter().filter(|job| job.from.is_none()) {
+        if let Source::Debian(package) = job.component.source
+            && local::installed_busybox().is_none()
+        {
+            packages.push(package);
+        }
+    }
     debian::ensure_packages("building the assets", &packages)?;
-    if jobs.iter().any(|job| builds(&job)) { check_go() } else { Ok(()) }
+    if uses_go { check_go() } else { Ok(()) }
+}
+
+fn built_by_go(job: &Job) -> Option<&'static Go> {
+    match (&job.from, &job.component.source) {
+        (None, Source::Go(go)) => Some(go),
+        _ => None,
+    }
 }
 
 fn missing_for_c() -> Vec<&'static str> {

@@ -4,7 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use wharf_bundle::bundle::is_current;
 use wharf_bundle::cache::{Cache, Cached};
-use wharf_bundle::catalogue::{KUBERNETES, compare_versions, component, parse_version, this_arch};
+use wharf_bundle::catalogue::{
+    COMPONENTS, KUBERNETES, compare_versions, component, parse_version, this_arch,
+};
 use wharf_bundle::mirror::Base;
 use wharf_bundle::source::{Selection, gather};
 use wharf_bundle::{Error, Placement, Problem};
@@ -132,12 +134,12 @@ fn a_bundle_needs_every_component_but_those_of_development() {
     let output = dir.path().join("out");
     let gather = |selection: &Selection| gather(&from, selection, &output, &mut |_| {});
     fs::remove_dir_all(cache.component_dir("kwok", "0.8.0", this_arch())).unwrap();
-    assert_eq!(gather(&Selection::default()).unwrap().components.len(), 7);
+    assert_eq!(gather(&Selection::default()).unwrap().components.len(), COMPONENTS.len() - 1);
     fs::remove_dir_all(cache.component_dir("runc", "1.4.3", this_arch())).unwrap();
     let error = gather(&Selection::default()).unwrap_err();
     assert_eq!(error.to_string(), "runc 1.4.3 is not there");
     let without = Selection { without: vec!["runc".to_owned()], ..Selection::default() };
-    assert_eq!(gather(&without).unwrap().components.len(), 6);
+    assert_eq!(gather(&without).unwrap().components.len(), COMPONENTS.len() - 2);
     let wrong = Selection { without: vec!["rnc".to_owned()], ..Selection::default() };
     assert!(matches!(gather(&wrong).unwrap_err(), Error::UnknownComponent { .. }));
     let other = Selection { kubernetes: Some("1.35.0".to_owned()), ..without };

@@ -4,6 +4,7 @@
 mod archives;
 mod caches;
 mod directories;
+mod images;
 mod mirrors;
 mod web;
 
@@ -18,9 +19,12 @@ use wharf_bundle::{Bundle, Placement};
 
 pub const BY: &str = "test 1";
 
-/// What the stand-in of a file holds; every one is different.
+/// What the stand-in of a file holds; every program is different.
 pub fn stand_in(component: &Component, version: &str, path: &str) -> String {
-    format!("{path} of {} {version}\n", component.name)
+    match path {
+        "share/busybox-commands.txt" => "[[\nbusybox\nls\nsh\n".to_owned(),
+        _ => format!("{path} of {} {version}\n", component.name),
+    }
 }
 
 pub fn add_component(cache: &Cache, component: &Component, version: &str) -> Cached {
@@ -38,12 +42,21 @@ pub fn full_cache(root: &Path) -> (Cache, Vec<Cached>) {
     (cache, components)
 }
 
+/// What a bundle holds of these components; their images are made in the cache below `root`.
+pub fn parts(root: &Path, components: Vec<Cached>) -> Vec<Cached> {
+    let cache = Cache::at(root.join("cache"));
+    let images = components.iter().filter_map(|c| wharf_bundle::image::make(&cache, c).unwrap());
+    let images = images.collect();
+    wharf_bundle::image::in_place_of_programs(components, images)
+}
+
 /// A bundle of its own, below a directory that goes with the test.
 pub fn new_bundle() -> (TempDir, Bundle) {
     let dir = tempfile::tempdir().unwrap();
     let (_, components) = full_cache(&dir.path().join("cache"));
     let destination = dir.path().join("bundle");
-    let bundle = wharf_bundle::build(&components, BY, &destination, Placement::Copy).unwrap();
+    let parts = parts(dir.path(), components);
+    let bundle = wharf_bundle::build(&parts, BY, &destination, Placement::Copy).unwrap();
     (dir, bundle)
 }
 

@@ -9,7 +9,7 @@ use wharf_bundle::cache::ORIGIN_RELEASE;
 use wharf_bundle::catalogue::{COMPONENTS, Component, component, expand, this_arch};
 use wharf_bundle::mirror::{Base, fetch};
 use wharf_bundle::source::{Selection, build_to};
-use wharf_bundle::{Error, verify};
+use wharf_bundle::{Bundle, Error, verify};
 
 use crate::web::serve;
 use crate::{BY, names_in, stand_in, write};
@@ -83,8 +83,10 @@ fn a_mirror_in_a_directory_makes_a_bundle() {
     let base = Base::parse(dir.path().join("mirror").to_str().unwrap()).unwrap();
     let manifest = build_from(&base, &output).unwrap();
     verify(&output).unwrap();
-    let files: usize = COMPONENTS.iter().map(|c| c.files.len()).sum();
+    let in_bundle = |c: &Component| if c.image.is_some() { 1 } else { c.files.len() };
+    let files: usize = COMPONENTS.iter().map(in_bundle).sum();
     assert_eq!(manifest.files.len(), files);
+    assert_eq!(Bundle::open(&output).unwrap().images().count(), 4, "made here");
     assert!(manifest.created.origin.values().all(|origin| origin == ORIGIN_RELEASE));
     let shim = fs::read_to_string(output.join("bin/containerd-shim-runc-v2")).unwrap();
     assert_eq!(shim, "bin/containerd-shim-runc-v2 of containerd 2.2.9\n");

@@ -116,6 +116,8 @@ struct Row {
     version: String,
     files: usize,
     size: u64,
+    /// The name of its image, for programs that run in pods.
+    image: String,
 }
 
 fn show(path: &Path, format: Format) -> anyhow::Result<()> {
@@ -125,24 +127,29 @@ fn show(path: &Path, format: Format) -> anyhow::Result<()> {
         return output::data(format, &manifest);
     }
     output::note(&in_words(&manifest));
-    let mut rows: BTreeMap<(&str, &str), (usize, u64)> = BTreeMap::new();
-    for file in &manifest.files {
-        let (files, size) = rows.entry((&file.component, &file.version)).or_default();
-        *files += 1;
-        *size += file.size;
-    }
-    let rows: Vec<Row> = rows
-        .into_iter()
-        .map(|((component, version), (files, size))| Row {
-            component: component.to_owned(),
-            version: version.to_owned(),
-            files,
-            size,
-        })
-        .collect();
-    output::list(format, &rows, ["COMPONENT", "VERSION", "FILES", "SIZE"], |row| {
-        [row.component.clone(), row.version.clone(), row.files.to_string(), mebibytes(row.size)]
+    let rows = rows(&manifest);
+    output::list(format, &rows, ["COMPONENT", "VERSION", "FILES", "SIZE", "IMAGE"], |row| {
+        let (files, size) = (row.files.to_string(), mebibytes(row.size));
+        [row.component.clone(), row.version.clone(), files, size, row.image.clone()]
     })
+}
+
+/// One row for each component, in the order of their names.
+fn rows(manifest: &Manifest) -> Vec<Row> {
+    let mut rows: BTreeMap<(&str, &str), Row> = BTreeMap::new();
+    for file in &manifest.files {
+        let row = rows.entry((&file.component, &file.version)).or_insert_with(|| Row {
+            component: file.component.clone(),
+            version: file.version.clone(),
+            files: 0,
+            size: 0,
+            image: String::new(),
+        });
+        row.files += 1;
+        row.size += file.size;
+        row.image.extend(file.image.clone());
+    }
+    rows.into_values().collect()
 }
 
 fn in_words(manifest: &Manifest) -> String {
