@@ -7,5 +7,9 @@
 //! **Invariant:** nothing here decides what a cluster looks like. The server decides, in
 //! `wharf-core`, and sends documents; this crate compares them with the machine and acts.
 
+pub mod config;
 pub mod host;
 pub mod network;
+mod run;
+
+pub use run::{AgentError, init_logging, run};

@@ -1,2 +1,190 @@
 //! The node's network: pod routes, the tunnel, the rules of nft and the balancer before the API
 //! servers.
+//!
+//! All of it follows from one file that the installer writes ([`file`]). What the kernel needs is
+//! decided in `wharf-core` (`install::network`); here the facts are observed and the actions
+//! carried out ([`kernel`], [`nft`]), at each change of the file and again every few seconds,
+//! because others may remove what is ours. The [`balancer`] stands for itself: it works as long as
+//! any API server does, whatever the state of routes.
+
+use std::time::Duration;
+
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+use wharf_core::install::network::{NetworkFile, decide_network, decide_removal};
+
+use crate::config::Config;
+
+pub mod balancer;
+mod file;
+mod kernel;
+mod nft;
+
+use balancer::Wish;
+use file::{FileSource, Seen};
+use kernel::Kernel;
+use nft::Table;
+
+/// How soon a change of the file is noticed. Looking costs one system call.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long something of ours may be missing after others removed it.
+const RECONCILE_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    #[error("cannot open a netlink socket")]
+    Socket(#[source] std::io::Error),
+    #[error("the kernel refused to {what}")]
+    Refused {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the kernel's answer was not understood while asked to {what}")]
+    Netlink {
+        what: String,
+        #[source]
+        source: Box<rtnetlink::Error>,
+    },
+    #[error("cannot run nft")]
+    NftMissing(#[source] std::io::Error),
+    #[error("nft failed: {stderr}")]
+    Nft { stderr: String },
+    #[error("nft did not end within {0:?}")]
+    NftTimedOut(Duration),
+}
+
+/// Keeps the network until `stop`. Calls `ready` once, when the file was carried out without a
+/// fault and the balancer listens.
+pub async fn keep(config: &Config, ready: impl FnOnce(), stop: CancellationToken) {
+    let (wishes, wished) = watch::channel(None);
+    let (listening, mut listens) = watch::channel(false);
+    let balancer = tokio::spawn(balancer::run(wished, listening, stop.clone()));
+    let mut keeper = Keeper::new(config);
+    let mut ready = Some(ready);
+    while !stop.is_cancelled() {
+        if let Some(file) = keeper.look() {
+            wishes.send_replace(Some(Wish::of(file)));
+        }
+        keeper.reconcile_if_due().await;
+        if keeper.settled
+            && *listens.borrow_and_update()
+            && let Some(ready) = ready.take()
+        {
+            ready();
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            // The balancer's first word is worth waking up for.
+            Ok(()) = listens.changed() => {}
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+    drop(wishes);
+    if let Err(error) = balancer.await {
+        error!(%error, "the balancer ended badly");
+    }
+}
+
+struct Keeper {
+    source: FileSource,
+    file: Option<NetworkFile>,
+    table: Table,
+    next: Instant,
+    /// Nothing is missing.
+    settled: bool,
+    /// The last fault, so that it is told once and not every second.
+    fault: Option<String>,
+}
+
+impl Keeper {
+    fn new(config: &Config) -> Self {
+        Self {
+            source: FileSource::new(config.network_file.clone(), config.node_name.clone()),
+            file: None,
+            table: Table::default(),
+            next: Instant::now(),
+            settled: false,
+            fault: None,
+        }
+    }
+
+    /// The file, if it changed. One that cannot be read changes nothing.
+    fn look(&mut self) -> Option<&NetworkFile> {
+        match self.source.look() {
+            Seen::Same => None,
+            Seen::Bad(reason) => {
+                warn!(file = %self.source.path().display(), reason, "the network file is not usable");
+                None
+            }
+            Seen::New(file) => {
+                info!(node = file.node.name, peers = file.peers.len(), "read the network file");
+                self.next = Instant::now();
+                self.settled = false;
+                self.file = Some(file);
+                self.file.as_ref()
+            }
+        }
+    }
+
+    async fn reconcile_if_due(&mut self) {
+        let Some(file) = &self.file else { return };
+        if Instant::now() < self.next {
+            return;
+        }
+        let fault = reconcile(file, &mut self.table).await.err();
+        self.settled = fault.is_none();
+        if let Some(fault) = &fault
+            && self.fault.as_ref() != Some(fault)
+        {
+            error!(reason = fault, "the network is not as it should be; trying again");
+        }
+        self.fault = fault;
+        // Whatever is missing is worth a look every second.
+        self.next = Instant::now() + if self.settled { RECONCILE_EVERY } else { LOOK_EVERY };
+    }
+}
+
+/// Makes the kernel hold what the file says. One peer's fault does not keep another's route away.
+async fn reconcile(file: &NetworkFile, table: &mut Table) -> Result<(), String> {
+    let mut kernel = Kernel::open().map_err(|error| in_words(&error))?;
+    let observed = kernel.observe(Some(file), table).await.map_err(|error| in_words(&error))?;
+    let decision = decide_network(file, &observed);
+    let mut faults: Vec<String> = decision.waiting.into_iter().collect();
+    for action in &decision.actions {
+        match kernel.carry_out(action, table).await {
+            Ok(()) => info!(%action, "changed the network"),
+            Err(error) => faults.push(in_words(&error)),
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
+}
+
+/// Takes away everything that the agent put into the kernel, and says what that was. For hosts
+/// that leave their cluster; the agent must not run any more. With `dry_run` nothing is touched.
+pub async fn remove(dry_run: bool) -> Result<Vec<String>, NetworkError> {
+    let mut table = Table::default();
+    let mut kernel = Kernel::open()?;
+    let observed = kernel.observe(None, &table).await?;
+    let mut removed = Vec::new();
+    for action in decide_removal(&observed) {
+        if !dry_run {
+            kernel.carry_out(&action, &mut table).await?;
+        }
+        removed.push(action.to_string());
+    }
+    Ok(removed)
+}
+
+/// An error with its causes.
+fn in_words(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}

@@ -1,0 +1,212 @@
+//! The node-local balancer: one address for all API servers.
+//!
+//! kubelet and kube-proxy connect to it; bytes are passed on as they are, so TLS and client
+//! certificates are between them and the API server. A server's health ([`check`]) decides where
+//! new connections go and when old ones are ended ([`servers`]).
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::AsFd,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::net::sockopt;
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+use wharf_core::install::network::NetworkFile;
+
+mod check;
+mod servers;
+
+use servers::{Candidate, Servers};
+
+/// A node's own clients hold a dozen connections. Each takes two open files, and this stays below
+/// the usual limit of 1,024.
+const MOST_CONNECTIONS: usize = 400;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A peer whose machine is gone is found out within about half a minute.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
+const UNACKNOWLEDGED_MILLISECONDS: u32 = 30_000;
+/// Before the next try to listen, or to accept when the process has no file left.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What the balancer shall do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    pub listen: SocketAddrV4,
+    pub servers: Vec<SocketAddrV4>,
+    pub authority_file: PathBuf,
+    /// The node's own address.
+    pub own: Ipv4Addr,
+}
+
+impl Wish {
+    pub fn of(file: &NetworkFile) -> Self {
+        Self {
+            listen: file.balancer.listen,
+            servers: file.balancer.servers.clone(),
+            authority_file: file.balancer.authority_file.clone().into(),
+            own: file.node.address,
+        }
+    }
+}
+
+/// Runs until `stop`, or until nobody wishes any more. A changed wish takes effect at once;
+/// connections to servers that stay in the list stay open.
+pub async fn run(
+    mut wishes: watch::Receiver<Option<Wish>>,
+    listening: watch::Sender<bool>,
+    stop: CancellationToken,
+) {
+    let servers = Arc::new(Servers::default());
+    let mut checks = Checks::default();
+    let mut listener: Option<Listener> = None;
+    loop {
+        let wish = wishes.borrow_and_update().clone();
+        if let Some(wish) = wish {
+            servers.set(wish.own, &wish.servers);
+            checks.follow(&wish, &servers);
+            if listener.as_ref().is_none_or(|listener| listener.address != wish.listen) {
+                // The old one ends only when the new one is there; its connections go on.
+                match Listener::bind(wish.listen, &servers, &stop).await {
+                    Ok(bound) => listener = Some(bound),
+                    Err(error) => {
+                        error!(address = %wish.listen, %error, "the balancer cannot listen");
+                    }
+                }
+            }
+            listening.send_replace(listener.as_ref().is_some_and(|l| l.address == wish.listen));
+        }
+        let retry = wishes.borrow().is_some() && !*listening.borrow();
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = wishes.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(PAUSE), if retry => {}
+        }
+    }
+}
+
+/// The tasks that ask each server for its health.
+#[derive(Default)]
+struct Checks {
+    authority: PathBuf,
+    tasks: JoinSet<()>,
+    running: HashMap<SocketAddrV4, AbortHandle>,
+}
+
+impl Checks {
+    fn follow(&mut self, wish: &Wish, servers: &Arc<Servers>) {
+        let other_authority = self.authority != wish.authority_file;
+        self.authority.clone_from(&wish.authority_file);
+        self.running.retain(|address, task| {
+            let stays = !other_authority && wish.servers.contains(address);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for address in &wish.servers {
+            self.running.entry(*address).or_insert_with(|| {
+                let task =
+                    check::keep_checking(servers.clone(), *address, wish.authority_file.clone());
+                self.tasks.spawn(task)
+            });
+        }
+        // What was aborted is taken out of the set.
+        while self.tasks.try_join_next().is_some() {}
+    }
+}
+
+/// A bound address; dropping it stops accepting there.
+struct Listener {
+    address: SocketAddrV4,
+    accepting: AbortHandle,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Listener {
+    async fn bind(
+        address: SocketAddrV4,
+        servers: &Arc<Servers>,
+        stop: &CancellationToken,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        info!(%address, "the balancer listens");
+        let accepting = accept(listener, servers.clone(), stop.clone());
+        Ok(Self { address, accepting: tokio::spawn(accepting).abort_handle() })
+    }
+}
+
+async fn accept(listener: TcpListener, servers: Arc<Servers>, stop: CancellationToken) {
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        // Who comes when all places are taken waits in the kernel's queue.
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((client, _)) => {
+                let (servers, stop) = (servers.clone(), stop.clone());
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = serve(client, &servers) => {}
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                warn!(%error, "the balancer could not accept a connection");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Passes bytes between a client and the first server that takes the connection.
+async fn serve(mut client: TcpStream, servers: &Servers) {
+    for Candidate { address, closed } in servers.candidates() {
+        let Ok(Ok(mut server)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await else {
+            continue;
+        };
+        if let Err(error) = watch_over(&client).and_then(|()| watch_over(&server)) {
+            warn!(%error, "a connection was lost before it began");
+            return;
+        }
+        tokio::select! {
+            () = closed.cancelled() => {}
+            // However it ends, both sides have learned it from each other.
+            _ = copy_bidirectional(&mut client, &mut server) => {}
+        }
+        return;
+    }
+    warn!("no API server could be reached");
+}
+
+/// Small messages go out at once, and a peer that is gone is noticed.
+fn watch_over(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = stream.as_fd();
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    sockopt::set_tcp_user_timeout(socket, UNACKNOWLEDGED_MILLISECONDS)?;
+    Ok(())
+}

@@ -1,0 +1,406 @@
+//! The kernel's links, routes, neighbours and forwarding entries, by netlink.
+
+use std::{collections::BTreeSet, io, net::IpAddr, net::Ipv4Addr};
+
+use futures_util::{Stream, TryStreamExt};
+use ipnet::Ipv4Net;
+use rtnetlink::{
+    Handle, LinkUnspec, LinkVxlan, RouteMessageBuilder, new_connection,
+    packet_route::{
+        AddressFamily,
+        address::AddressAttribute,
+        link::{InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+        neighbour::{
+            NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+        },
+        route::{
+            RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType,
+        },
+    },
+};
+use tokio::task::AbortHandle;
+use wharf_core::install::network::{
+    Interface, Mac, NetworkAction, NetworkFile, ObservedNetwork, ObservedTunnel, PodRoute,
+    ROUTE_PROTOCOL, TUNNEL, Tunnel, TunnelPeer, Way,
+};
+
+use super::{NetworkError, nft::Table};
+
+/// The number of our network in the tunnel, and the port that the standard gives to VXLAN.
+const VXLAN_ID: u32 = 117;
+const VXLAN_PORT: u16 = 4789;
+
+/// A netlink socket for one look and what follows from it. It is opened anew each time: a socket
+/// that broke once must not keep a node without routes.
+pub struct Kernel {
+    netlink: Handle,
+    connection: AbortHandle,
+    interface: Option<u32>,
+    tunnel: Option<u32>,
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+impl Kernel {
+    pub fn open() -> Result<Self, NetworkError> {
+        let (connection, netlink, _) = new_connection().map_err(NetworkError::Socket)?;
+        let connection = tokio::spawn(connection).abort_handle();
+        Ok(Self { netlink, connection, interface: None, tunnel: None })
+    }
+
+    /// Without a file it sees only what is ours.
+    pub async fn observe(
+        &mut self,
+        file: Option<&NetworkFile>,
+        table: &Table,
+    ) -> Result<ObservedNetwork, NetworkError> {
+        let addresses = self.addresses().await?;
+        let interface = match file {
+            Some(file) => self.find_interface(file, &addresses).await?,
+            None => None,
+        };
+        self.interface = interface.as_ref().map(|interface| interface.index);
+        let link = self.link(TUNNEL).await?;
+        self.tunnel = link.as_ref().map(|link| link.header.index);
+        let mut observed = ObservedNetwork {
+            interface,
+            tunnel: link.map(|link| observe_tunnel(&link, &addresses)),
+            routes: self.routes().await?,
+            table: table.observe().await?,
+            ..ObservedNetwork::default()
+        };
+        if let Some(tunnel) = self.tunnel {
+            observed.neighbours = self
+                .neighbours(tunnel, AddressFamily::Inet)
+                .await?
+                .filter_map(|(mac, address)| Some((address?, mac)))
+                .collect();
+            observed.forwarding = self
+                .neighbours(tunnel, AddressFamily::Bridge)
+                .await?
+                .filter_map(|(mac, address)| Some((mac, address?)))
+                .collect();
+        }
+        Ok(observed)
+    }
+
+    /// All IPv4 addresses with the index of their interface.
+    async fn addresses(&self) -> Result<Vec<(u32, Ipv4Net)>, NetworkError> {
+        let found = all("list addresses", self.netlink.address().get().execute()).await?;
+        let of = |attributes: &[AddressAttribute]| {
+            // On a point-to-point link `Address` is the other end's.
+            let local = attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Local(IpAddr::V4(address)) => Some(*address),
+                _ => None,
+            });
+            local.or_else(|| {
+                attributes.iter().find_map(|attribute| match attribute {
+                    AddressAttribute::Address(IpAddr::V4(address)) => Some(*address),
+                    _ => None,
+                })
+            })
+        };
+        Ok(found
+            .iter()
+            .filter_map(|message| {
+                let network = Ipv4Net::new(of(&message.attributes)?, message.header.prefix_len);
+                Some((message.header.index, network.ok()?))
+            })
+            .collect())
+    }
+
+    async fn find_interface(
+        &self,
+        file: &NetworkFile,
+        addresses: &[(u32, Ipv4Net)],
+    ) -> Result<Option<Interface>, NetworkError> {
+        let link = match &file.interface {
+            Some(name) => self.link(name).await?,
+            None => {
+                let own = |(_, network): &&(u32, Ipv4Net)| network.addr() == file.node.address;
+                match addresses.iter().find(own) {
+                    Some((index, _)) => self.link_by_index(*index).await?,
+                    None => None,
+                }
+            }
+        };
+        Ok(link.map(|link| {
+            let index = link.header.index;
+            let own = addresses.iter().filter(|(of, _)| *of == index);
+            Interface { index, mtu: mtu(&link), networks: own.map(|(_, net)| *net).collect() }
+        }))
+    }
+
+    async fn link(&self, name: &str) -> Result<Option<LinkMessage>, NetworkError> {
+        let request = self.netlink.link().get().match_name(name);
+        unless_absent(all("look at a link", request.execute()).await).map(|found| found?.pop())
+    }
+
+    async fn link_by_index(&self, index: u32) -> Result<Option<LinkMessage>, NetworkError> {
+        let request = self.netlink.link().get().match_index(index);
+        unless_absent(all("look at a link", request.execute()).await).map(|found| found?.pop())
+    }
+
+    /// The routes with our mark.
+    async fn routes(&self) -> Result<BTreeSet<PodRoute>, NetworkError> {
+        let every = RouteMessageBuilder::<Ipv4Addr>::new().build();
+        let found = all("list routes", self.netlink.route().get(every).execute()).await?;
+        Ok(found.iter().filter_map(|route| self.our_route(route)).collect())
+    }
+
+    fn our_route(&self, route: &RouteMessage) -> Option<PodRoute> {
+        let header = &route.header;
+        if header.protocol != RouteProtocol::Other(ROUTE_PROTOCOL)
+            || header.table != RouteHeader::RT_TABLE_MAIN
+            || header.kind != RouteType::Unicast
+        {
+            return None;
+        }
+        let mut to = Ipv4Addr::UNSPECIFIED;
+        let mut gateway = Ipv4Addr::UNSPECIFIED;
+        let mut way = Way::Elsewhere;
+        for attribute in &route.attributes {
+            match attribute {
+                RouteAttribute::Destination(RouteAddress::Inet(address)) => to = *address,
+                RouteAttribute::Gateway(RouteAddress::Inet(address)) => gateway = *address,
+                RouteAttribute::Oif(index) if Some(*index) == self.interface => way = Way::Segment,
+                RouteAttribute::Oif(index) if Some(*index) == self.tunnel => way = Way::Tunnel,
+                _ => {}
+            }
+        }
+        let to = Ipv4Net::new(to, header.destination_prefix_length).ok()?;
+        Some(PodRoute { to, gateway, way })
+    }
+
+    /// The lasting entries of a device: neighbours, or with the family of bridges its forwarding
+    /// table.
+    async fn neighbours(
+        &self,
+        device: u32,
+        family: AddressFamily,
+    ) -> Result<impl Iterator<Item = (Mac, Option<Ipv4Addr>)>, NetworkError> {
+        let request = self.netlink.neighbours().get().set_address_family(family);
+        let found = all("list neighbours", request.execute()).await?;
+        Ok(found.into_iter().filter_map(move |entry| {
+            let lasting = entry.header.state == NeighbourState::Permanent;
+            (entry.header.ifindex == device && lasting).then(|| neighbour(&entry))?
+        }))
+    }
+
+    pub async fn carry_out(
+        &mut self,
+        action: &NetworkAction,
+        table: &mut Table,
+    ) -> Result<(), NetworkError> {
+        let what = action.to_string();
+        let done = match action {
+            NetworkAction::SetMasquerade(rule) => return table.set(rule).await,
+            NetworkAction::RemoveTable => return table.remove().await,
+            NetworkAction::CreateTunnel(tunnel) => return self.create_tunnel(tunnel).await,
+            NetworkAction::RemoveTunnel => match self.tunnel.take() {
+                Some(index) => self.netlink.link().del(index).execute().await,
+                None => Ok(()),
+            },
+            NetworkAction::RaiseTunnel => {
+                let up = LinkUnspec::new_with_index(self.tunnel_index(&what)?).up().build();
+                self.netlink.link().change(up).execute().await
+            }
+            NetworkAction::RemoveRoute(route) => {
+                self.netlink.route().del(route_message(route).build()).execute().await
+            }
+            NetworkAction::SetRoute(route) => return self.set_route(route, &what).await,
+            NetworkAction::SetNeighbour(peer) => return self.set_neighbour(peer, &what).await,
+            NetworkAction::SetForwarding(peer) => return self.set_forwarding(peer, &what).await,
+            NetworkAction::RemoveNeighbour(inner, mac) => {
+                let index = self.tunnel_index(&what)?;
+                let entry = neighbour_message(AddressFamily::Inet, index, *mac, *inner);
+                self.netlink.neighbours().del(entry).execute().await
+            }
+            NetworkAction::RemoveForwarding(mac, outer) => {
+                let index = self.tunnel_index(&what)?;
+                let entry = neighbour_message(AddressFamily::Bridge, index, *mac, *outer);
+                self.netlink.neighbours().del(entry).execute().await
+            }
+        };
+        // Only removals are left here; what is gone already is as wished.
+        unless_absent(done.map_err(failed(&what))).map(drop)
+    }
+
+    async fn create_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), NetworkError> {
+        let message = LinkVxlan::new(TUNNEL, VXLAN_ID)
+            .dev(tunnel.below)
+            .local(tunnel.local)
+            .port(VXLAN_PORT)
+            .learning(false)
+            .address(tunnel.mac.0.to_vec())
+            .mtu(tunnel.mtu)
+            .up()
+            .build();
+        let added = self.netlink.link().add(message).execute().await;
+        added.map_err(failed("create the tunnel"))?;
+        self.tunnel = self.link(TUNNEL).await?.map(|link| link.header.index);
+        let what = "give the tunnel its address";
+        let index = self.tunnel_index(what)?;
+        let address = self.netlink.address().add(index, tunnel.address.into(), 32);
+        address.execute().await.map_err(failed(what))
+    }
+
+    async fn set_route(&self, route: &PodRoute, what: &str) -> Result<(), NetworkError> {
+        let message = route_message(route).gateway(route.gateway);
+        let message = match route.way {
+            Way::Tunnel => message.output_interface(self.tunnel_index(what)?).onlink(),
+            Way::Segment | Way::Elsewhere => {
+                let index = self.interface.ok_or_else(|| gone(what))?;
+                message.output_interface(index)
+            }
+        };
+        let request = self.netlink.route().add(message.build()).replace();
+        request.execute().await.map_err(failed(what))
+    }
+
+    async fn set_neighbour(&self, peer: &TunnelPeer, what: &str) -> Result<(), NetworkError> {
+        let neighbours = self.netlink.neighbours();
+        let request = neighbours.add(self.tunnel_index(what)?, peer.inner.into());
+        let request = request.link_layer_address(&peer.mac.0).replace();
+        request.execute().await.map_err(failed(what))
+    }
+
+    async fn set_forwarding(&self, peer: &TunnelPeer, what: &str) -> Result<(), NetworkError> {
+        let neighbours = self.netlink.neighbours();
+        let request = neighbours.add_bridge(self.tunnel_index(what)?, &peer.mac.0);
+        let request = request.destination(peer.outer.into()).flags(NeighbourFlags::Own).replace();
+        request.execute().await.map_err(failed(what))
+    }
+
+    fn tunnel_index(&self, what: &str) -> Result<u32, NetworkError> {
+        self.tunnel.ok_or_else(|| gone(what))
+    }
+}
+
+fn route_message(route: &PodRoute) -> RouteMessageBuilder<Ipv4Addr> {
+    RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(route.to.network(), route.to.prefix_len())
+        .protocol(RouteProtocol::Other(ROUTE_PROTOCOL))
+}
+
+fn neighbour_message(
+    family: AddressFamily,
+    index: u32,
+    mac: Mac,
+    address: Ipv4Addr,
+) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family;
+    message.header.ifindex = index;
+    if family == AddressFamily::Bridge {
+        message.header.flags = NeighbourFlags::Own;
+    }
+    message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet(address)));
+    message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
+    message
+}
+
+fn neighbour(entry: &NeighbourMessage) -> Option<(Mac, Option<Ipv4Addr>)> {
+    let mut mac = None;
+    let mut address = None;
+    for attribute in &entry.attributes {
+        match attribute {
+            NeighbourAttribute::LinkLayerAddress(bytes) => {
+                mac = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac);
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(inner)) => {
+                address = Some(*inner);
+            }
+            _ => {}
+        }
+    }
+    Some((mac?, address))
+}
+
+fn mtu(link: &LinkMessage) -> u32 {
+    let found = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    });
+    found.unwrap_or_default()
+}
+
+fn observe_tunnel(link: &LinkMessage, addresses: &[(u32, Ipv4Net)]) -> ObservedTunnel {
+    ObservedTunnel {
+        tunnel: read_tunnel(link, addresses),
+        up: link.header.flags.contains(LinkFlags::Up),
+    }
+}
+
+/// The device, if it is of our kind.
+fn read_tunnel(link: &LinkMessage, addresses: &[(u32, Ipv4Net)]) -> Option<Tunnel> {
+    let mac = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Address(bytes) => <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac),
+        _ => None,
+    })?;
+    let data = link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => infos.iter().find_map(|info| match info {
+            LinkInfo::Data(InfoData::Vxlan(data)) => Some(data),
+            _ => None,
+        }),
+        _ => None,
+    })?;
+    let has = |wanted: &InfoVxlan| data.contains(wanted);
+    let ours = has(&InfoVxlan::Id(VXLAN_ID))
+        && has(&InfoVxlan::Port(VXLAN_PORT))
+        && has(&InfoVxlan::Learning(false));
+    let below = data.iter().find_map(|entry| match entry {
+        InfoVxlan::Link(index) => Some(*index),
+        _ => None,
+    })?;
+    let local = data.iter().find_map(|entry| match entry {
+        InfoVxlan::Local(address) => Some(*address),
+        _ => None,
+    })?;
+    let mut own = addresses.iter().filter(|(index, _)| *index == link.header.index);
+    let (address, another) = (own.next()?.1, own.next());
+    let alone = another.is_none() && address.prefix_len() == 32;
+    (ours && alone).then(|| Tunnel { below, local, mac, mtu: mtu(link), address: address.addr() })
+}
+
+async fn all<T>(
+    what: &str,
+    answers: impl Stream<Item = Result<T, rtnetlink::Error>>,
+) -> Result<Vec<T>, NetworkError> {
+    answers.try_collect().await.map_err(failed(what))
+}
+
+fn failed(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
+    let what = what.to_owned();
+    move |error| match error {
+        rtnetlink::Error::NetlinkError(message) => {
+            NetworkError::Refused { what, source: message.to_io() }
+        }
+        other => NetworkError::Netlink { what, source: Box::new(other) },
+    }
+}
+
+fn gone(what: &str) -> NetworkError {
+    let source = io::Error::from(rustix::io::Errno::NODEV);
+    NetworkError::Refused { what: what.to_owned(), source }
+}
+
+/// What is not there is no error, but nothing.
+fn unless_absent<T>(result: Result<T, NetworkError>) -> Result<Option<T>, NetworkError> {
+    use rustix::io::Errno;
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(NetworkError::Refused { source, .. })
+            if [Errno::NODEV, Errno::NOENT, Errno::SRCH]
+                .iter()
+                .any(|errno| source.raw_os_error() == Some(errno.raw_os_error())) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,70 @@
+//! `wharf agent`: everything that runs on a node as long as the node does.
+
+use std::io::IsTerminal;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+
+use crate::{config::Config, network};
+
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("{filter:?} is not a filter for log lines: {reason}")]
+    BadLogFilter { filter: String, reason: String },
+    #[error("cannot listen for signals")]
+    Signals(#[source] std::io::Error),
+}
+
+/// Logs on standard error: readable lines on a terminal, JSON elsewhere.
+pub fn init_logging(filter: &str) -> Result<(), AgentError> {
+    let bad = |error: tracing_subscriber::filter::ParseError| AgentError::BadLogFilter {
+        filter: filter.to_owned(),
+        reason: error.to_string(),
+    };
+    let registry = tracing_subscriber::registry().with(EnvFilter::try_new(filter).map_err(bad)?);
+    let lines = fmt::layer().with_writer(std::io::stderr);
+    let set = if std::io::stderr().is_terminal() {
+        registry.with(lines.with_target(false)).try_init()
+    } else {
+        registry.with(lines.json().flatten_event(true)).try_init()
+    };
+    if set.is_err() {
+        tracing::debug!("logging was set up before");
+    }
+    Ok(())
+}
+
+/// Runs until SIGTERM or SIGINT. What was put into the kernel stays there, so that pods are
+/// connected while the agent is restarted.
+pub async fn run(config: Config) -> Result<(), AgentError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signals)?;
+    info!(version = env!("CARGO_PKG_VERSION"), "the agent starts");
+    let stop = CancellationToken::new();
+    let keeping = network::keep(&config, tell_ready, stop.clone());
+    let ended = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        info!("the agent stops");
+        notify(sd_notify::NotifyState::Stopping);
+        stop.cancel();
+    };
+    tokio::join!(keeping, ended);
+    Ok(())
+}
+
+fn tell_ready() {
+    info!("the node's network is in place and the balancer listens");
+    notify(sd_notify::NotifyState::Ready);
+}
+
+/// Without systemd nobody listens, and nothing is sent.
+fn notify(state: sd_notify::NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "could not tell systemd how the agent is");
+    }
+}
