@@ -48,6 +48,8 @@ pub struct HostFacts {
     pub cluster: Option<String>,
     /// Directories that should be empty or absent and are not.
     pub leftovers: Vec<String>,
+    /// What other container runtimes make too (directories, nft tables), as far as it is there.
+    pub shared: Vec<String>,
     /// The host's way to resolve names: `/etc/resolv.conf`, or that of systemd-resolved.
     pub resolv_conf: String,
     /// Whether that file names a server that is not this host itself.
