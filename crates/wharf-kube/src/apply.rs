@@ -1,0 +1,244 @@
+//! Server-side apply of manifests.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use http::Request;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::{
+    cluster::Cluster,
+    error::{KubeError, Result},
+};
+
+/// Our name among those who own fields.
+const MANAGER: &str = "wharf";
+
+/// What came of applying manifests.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Applied {
+    /// What is new or different now, as `Kind namespace/name`, in the order of the manifests.
+    pub changed: Vec<String>,
+    pub unchanged: usize,
+}
+
+impl Cluster {
+    /// Makes the cluster contain these objects (YAML documents), taking over fields that others
+    /// own. Applying the same twice changes nothing the second time.
+    ///
+    /// Flow: each document in turn, its kind looked up once; what fails for a passing reason is
+    /// tried again within the time. What comes before the failing one stays applied.
+    ///
+    /// # Errors
+    /// A document that is none, or that the API server refuses.
+    pub async fn apply(&self, manifests: &str, within: Duration) -> Result<Applied> {
+        let end = Instant::now() + within;
+        let mut kinds = Kinds::default();
+        let mut applied = Applied::default();
+        for object in parse(manifests)? {
+            let left = end.saturating_duration_since(Instant::now());
+            let path = self.path_of(&object, &mut kinds, left).await?;
+            let left = end.saturating_duration_since(Instant::now());
+            let change = || self.apply_one(&object, &path);
+            if self.persist(left, change).await? {
+                applied.changed.push(object.to_string());
+            } else {
+                applied.unchanged += 1;
+            }
+        }
+        Ok(applied)
+    }
+
+    /// Says whether it changed anything.
+    async fn apply_one(&self, object: &Object, path: &str) -> Result<bool> {
+        let before: Option<Value> = self.get(path).await?;
+        let query = format!("{path}?fieldManager={MANAGER}&force=true");
+        let what = format!("apply {object}");
+        let bad =
+            |error: http::Error| KubeError::Answer { what: what.clone(), source: Box::new(error) };
+        let request = Request::patch(query)
+            .header(http::header::CONTENT_TYPE, "application/apply-patch+yaml")
+            .body(object.value.to_string().into_bytes())
+            .map_err(bad)?;
+        let after: Value = self.call(what.clone(), self.client.request(request)).await?;
+        // The version alone would count the work of controllers in between as ours.
+        Ok(before.is_none_or(|before| essence(before) != essence(after)))
+    }
+
+    /// Where the object lives; asks the API server for the kinds of its group once.
+    async fn path_of(&self, object: &Object, kinds: &mut Kinds, left: Duration) -> Result<String> {
+        let group = &object.api_version;
+        let mut kind = kinds.find(group, &object.kind);
+        if kind.is_none() {
+            // A kind that was defined a moment ago takes a moment to be served.
+            let what = format!("kind {group} {} being known", object.kind);
+            self.wait_until(what, left, || async {
+                let known = self.get::<Served>(&prefix(group)).await?;
+                let resources = known.map(|known| known.resources).unwrap_or_default();
+                let found = resources.iter().any(|one| one.is(&object.kind));
+                Ok(if found { Ok(()) } else { Err(vec!["it is not".to_owned()]) })
+            })
+            .await?;
+            let known = self.get::<Served>(&prefix(group)).await?;
+            kinds.0.insert(group.clone(), known.map(|known| known.resources).unwrap_or_default());
+            kind = kinds.find(group, &object.kind);
+        }
+        let Some(kind) = kind else { return Err(object.fault("its kind is not known")) };
+        let (prefix, plural, name) = (prefix(group), &kind.name, &object.name);
+        Ok(if kind.namespaced {
+            let namespace = object.namespace.as_deref().unwrap_or("default");
+            format!("{prefix}/namespaces/{namespace}/{plural}/{name}")
+        } else {
+            format!("{prefix}/{plural}/{name}")
+        })
+    }
+}
+
+fn prefix(api_version: &str) -> String {
+    let root = if api_version.contains('/') { "/apis" } else { "/api" };
+    format!("{root}/{api_version}")
+}
+
+/// The kinds that the API server has, by group and version.
+#[derive(Default)]
+struct Kinds(BTreeMap<String, Vec<Resource>>);
+
+impl Kinds {
+    fn find(&self, group: &str, kind: &str) -> Option<Resource> {
+        self.0.get(group)?.iter().find(|one| one.is(kind)).cloned()
+    }
+}
+
+#[derive(Deserialize)]
+struct Served {
+    resources: Vec<Resource>,
+}
+
+#[derive(Deserialize, Clone)]
+struct Resource {
+    /// The plural, in the path.
+    name: String,
+    kind: String,
+    namespaced: bool,
+}
+
+impl Resource {
+    /// Sub-resources are listed too, with a slash in their name.
+    fn is(&self, kind: &str) -> bool {
+        self.kind == kind && !self.name.contains('/')
+    }
+}
+
+/// A document of the manifests.
+#[derive(Debug)]
+struct Object {
+    number: usize,
+    api_version: String,
+    kind: String,
+    namespace: Option<String>,
+    name: String,
+    value: Value,
+}
+
+impl std::fmt::Display for Object {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ", self.kind)?;
+        if let Some(namespace) = &self.namespace {
+            write!(f, "{namespace}/")?;
+        }
+        f.write_str(&self.name)
+    }
+}
+
+impl Object {
+    fn new(number: usize, value: Value) -> Result<Self> {
+        let text = |path: &str| value.pointer(path).and_then(Value::as_str).map(str::to_owned);
+        let need = |path: &str| {
+            let text = text(path).filter(|text| is_segment(text));
+            let field = path.trim_start_matches('/').replace('/', ".");
+            text.ok_or(KubeError::Manifest { number, reason: format!("{field} is missing or bad") })
+        };
+        let api_version = text("/apiVersion").filter(|version| {
+            let mut parts = version.split('/');
+            parts.all(is_segment) && version.split('/').count() <= 2
+        });
+        let reason = "apiVersion is missing or bad".to_owned();
+        Ok(Self {
+            number,
+            api_version: api_version.ok_or(KubeError::Manifest { number, reason })?,
+            kind: need("/kind")?,
+            namespace: text("/metadata/namespace")
+                .map(|_| need("/metadata/namespace"))
+                .transpose()?,
+            name: need("/metadata/name")?,
+            value,
+        })
+    }
+
+    fn fault(&self, reason: &str) -> KubeError {
+        KubeError::Manifest { number: self.number, reason: format!("{self}: {reason}") }
+    }
+}
+
+/// Whether a text can stand in a path as it is; names of RBAC objects have colons.
+fn is_segment(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
+    !text.is_empty() && text.chars().all(allowed) && text != "." && text != ".."
+}
+
+fn parse(manifests: &str) -> Result<Vec<Object>> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(manifests).map_err(|error| {
+        let line = error.location().map(|place| format!(" (line {})", place.line()));
+        let reason = format!("it is not YAML{}", line.unwrap_or_default());
+        KubeError::Manifest { number: 0, reason }
+    })?;
+    let numbered = documents.into_iter().enumerate();
+    let there = numbered.filter(|(_, value)| !value.is_null());
+    there.map(|(index, value)| Object::new(index + 1, value)).collect()
+}
+
+/// The object without what the server and controllers keep in it.
+fn essence(mut object: Value) -> Value {
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("status");
+    }
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.retain(|key, _| key != "managedFields" && key != "resourceVersion");
+    }
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_are_told_apart_and_named() {
+        let objects = parse(
+            "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\n---\n\
+             apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\n\
+             metadata: {name: 'system:x', namespace: a}\n",
+        )
+        .unwrap();
+        let names: Vec<String> = objects.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["Namespace a", "Role a/system:x"]);
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused_by_its_number() {
+        let rows = [
+            "kind: Namespace\nmetadata: {name: a}",
+            "apiVersion: v1\nmetadata: {name: a}",
+            "apiVersion: v1\nkind: Namespace",
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: ../../secrets}",
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: 'b/c'}",
+            "apiVersion: a/b/c\nkind: Pod\nmetadata: {name: a}",
+            "- a list",
+        ];
+        for text in rows {
+            let error = parse(text).unwrap_err();
+            assert!(matches!(error, KubeError::Manifest { number: 1, .. }), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! A cluster, reached through any of its API servers.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use http::{Request, Uri};
+use kube::Client;
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use crate::{
+    error::{KubeError, Result},
+    kubeconfig,
+    transport::{Only, Servers, Transport},
+};
+
+/// A request of a person or a loop should not hang longer; big lists are asked for in pages.
+const REQUEST: Duration = Duration::from_secs(10);
+/// A server that has not answered the probe by then gets company.
+const STAGGER: Duration = Duration::from_millis(500);
+/// Between two looks at something that is waited for.
+pub(crate) const POLL: Duration = Duration::from_millis(250);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Cheap to clone; all clones share connections. Needs a running Tokio runtime.
+#[derive(Clone)]
+pub struct Cluster {
+    pub(crate) client: Client,
+    servers: Arc<Servers>,
+    timeout: Duration,
+    kubeconfig: Arc<str>,
+}
+
+/// What a probe found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probe {
+    /// As Kubernetes calls it: `v1.36.3`.
+    pub version: String,
+    /// The API server that answered.
+    pub server: Uri,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("servers", &self.servers).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// The cluster that the current context of a kubeconfig names.
+    ///
+    /// # Errors
+    /// [`KubeError::Kubeconfig`]; no connection is made.
+    pub fn from_kubeconfig(yaml: &str) -> Result<Self> {
+        let access = kubeconfig::parse(yaml)?;
+        let servers = vec![access.server.clone()];
+        Self::build(yaml.into(), access, servers)
+    }
+
+    /// The same cluster, asked at all of these servers instead of the one in its kubeconfig.
+    ///
+    /// # Errors
+    /// [`KubeError::Kubeconfig`] when one of them is not an `https://` address, or there is none.
+    pub fn with_servers(&self, servers: Vec<Uri>) -> Result<Self> {
+        let access = kubeconfig::parse(&self.kubeconfig)?;
+        let checked: std::result::Result<Vec<_>, _> =
+            servers.iter().map(|server| kubeconfig::server(&server.to_string())).collect();
+        let mut cluster = Self::build(self.kubeconfig.clone(), access, checked?)?;
+        cluster.timeout = self.timeout;
+        Ok(cluster)
+    }
+
+    /// The same cluster, with another limit of time for each request.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    fn build(kubeconfig: Arc<str>, access: kubeconfig::Access, servers: Vec<Uri>) -> Result<Self> {
+        if servers.is_empty() {
+            let field = "server";
+            return Err(kubeconfig::KubeconfigError::MissingField { field }.into());
+        }
+        let servers = Arc::new(Servers::new(servers));
+        let transport = Transport::new(access, servers.clone())?;
+        let client = Client::new(transport, "default");
+        Ok(Self { client, servers, timeout: REQUEST, kubeconfig })
+    }
+
+    /// Asks all API servers for their version until one answers: the last good one first, the
+    /// others when it hesitates.
+    ///
+    /// # Errors
+    /// None answered within the time; the error tells of the last.
+    pub async fn probe(&self, within: Duration) -> Result<Probe> {
+        let end = Instant::now() + within;
+        let what = || "ask for the version".to_owned();
+        let mut asked = FuturesUnordered::new();
+        let mut left = self.servers.order().into_iter();
+        let mut failure = KubeError::Timeout { what: what(), after: within };
+        loop {
+            if let Some(server) = left.next() {
+                asked.push(self.version_of(server));
+            }
+            let next = Instant::now() + STAGGER;
+            let patience = if left.len() == 0 { end } else { next.min(end) };
+            match timeout_at(patience, asked.next()).await {
+                Ok(Some(Ok(probe))) => return Ok(probe),
+                Ok(Some(Err(error))) => failure = error,
+                Ok(None) if left.len() == 0 => return Err(failure),
+                Ok(None) => {}
+                Err(_) if Instant::now() >= end => return Err(failure),
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn version_of(&self, server: usize) -> Result<Probe> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Version {
+            git_version: String,
+        }
+        let mut request = get("/version");
+        request.extensions_mut().insert(Only(server));
+        let version: Version =
+            self.call("ask for the version", self.client.request(request)).await?;
+        let server = self.servers.get(server).cloned().unwrap_or_default();
+        Ok(Probe { version: version.git_version, server })
+    }
+
+    /// One request within this cluster's limit of time.
+    pub(crate) async fn call<T>(
+        &self,
+        what: impl Into<String>,
+        request: impl Future<Output = std::result::Result<T, kube::Error>>,
+    ) -> Result<T> {
+        match tokio::time::timeout(self.timeout, request).await {
+            Ok(answer) => answer.map_err(|error| KubeError::of(what.into(), error)),
+            Err(_) => Err(KubeError::Timeout { what: what.into(), after: self.timeout }),
+        }
+    }
+
+    /// A GET of a path; `None` when there is nothing there.
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>> {
+        match self.call(format!("read {path}"), self.client.request(get(path))).await {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All items of a list, page by page, each reduced to what `T` keeps of it.
+    pub(crate) async fn list<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        field_selector: Option<&str>,
+    ) -> Result<Vec<T>> {
+        let mut items = Vec::new();
+        let mut params = kube::api::ListParams::default().limit(PAGE);
+        params.field_selector = field_selector.map(ToOwned::to_owned);
+        let what = || format!("list {path}");
+        loop {
+            let request = kube::core::Request::new(path).list(&params);
+            let request =
+                request.map_err(|error| KubeError::of(what(), kube::Error::BuildRequest(error)))?;
+            let page: Page<T> = self.call(what(), self.client.request(request)).await?;
+            items.extend(page.items.unwrap_or_default());
+            match page.metadata.continue_ {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token),
+                Some(_) | None => return Ok(items),
+            }
+        }
+    }
+
+    /// Tries again what failed for a passing reason, until it succeeds or the time is over.
+    pub(crate) async fn persist<T, F>(
+        &self,
+        within: Duration,
+        mut attempt: impl FnMut() -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let end = Instant::now() + within;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match attempt().await {
+                Err(error) if error.is_transient() && Instant::now() + pause < end => {
+                    sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Looks again and again until `look` says that it is so; its `Err` says what is missing.
+    pub(crate) async fn wait_until<F>(
+        &self,
+        what: impl Into<String>,
+        within: Duration,
+        mut look: impl FnMut() -> F,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<std::result::Result<(), Vec<String>>>>,
+    {
+        let end = Instant::now() + within;
+        loop {
+            let last = match look().await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(missing)) => missing,
+                Err(error) if error.is_transient() => vec![error.to_string()],
+                Err(error) => return Err(error),
+            };
+            if Instant::now() >= end {
+                return Err(KubeError::NotReached { what: what.into(), after: within, last });
+            }
+            sleep_until(end.min(Instant::now() + POLL)).await;
+        }
+    }
+}
+
+/// Few enough pods for a page of some megabytes.
+const PAGE: u32 = 250;
+
+#[derive(Deserialize)]
+struct Page<T> {
+    metadata: PageMeta,
+    /// Some servers send null for an empty list.
+    items: Option<Vec<T>>,
+}
+
+#[derive(Deserialize)]
+struct PageMeta {
+    #[serde(rename = "continue")]
+    continue_: Option<String>,
+}
+
+/// The client library builds requests of this kind only.
+fn get(path: &str) -> Request<Vec<u8>> {
+    let mut request = Request::new(Vec::new());
+    // A path that we wrote; what cannot be parsed is asked for as `/` and answered with 403 or 404.
+    *request.uri_mut() = path.parse().unwrap_or_default();
+    request
+}

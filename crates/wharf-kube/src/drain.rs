@@ -1,0 +1,173 @@
+//! Carries a drain out: looks, lets `wharf_core::drain` decide, acts, and looks again.
+//!
+//! Guarantees: pods leave by eviction alone, each by its UID; a drain that ends in any other way
+//! than [`Drained`] takes its cordon back, and a person's cordon survives it.
+//!
+//! Assumptions: nobody else drains the same node under the same owner at the same time; two would
+//! not do harm, but the first to give up would uncordon.
+
+mod observe;
+
+use std::collections::HashMap;
+
+use futures_util::future::join_all;
+use jiff::{SignedDuration, Timestamp};
+use tokio_util::sync::CancellationToken;
+use wharf_core::drain::{
+    Action, Answer, Decision, Failure, PodRef, Policy, Report, Try, Verdict, decide_drain,
+};
+
+use crate::{cluster::Cluster, error::KubeError, evict::Eviction};
+
+/// The node is cordoned and empty, or it is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// So many evictions were accepted.
+    pub evicted: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DrainError {
+    /// The decision gave up; the node is as it was, or `uncordon` says what is left to do.
+    #[error("node {node} was not drained: {failure}{}", remark(uncordon.as_ref()))]
+    Failed { node: String, failure: Failure, uncordon: Option<KubeError> },
+    #[error("the drain of node {node} was canceled{}", remark(uncordon.as_ref()))]
+    Canceled { node: String, uncordon: Option<KubeError> },
+    #[error("node {node} cannot be drained{}", remark(uncordon.as_ref()))]
+    Kube {
+        node: String,
+        #[source]
+        source: KubeError,
+        uncordon: Option<KubeError>,
+    },
+}
+
+fn remark(uncordon: Option<&KubeError>) -> String {
+    uncordon.map(|error| format!("; it may still be cordoned ({error})")).unwrap_or_default()
+}
+
+/// Drains a node. `report` is called whenever there is something new to say.
+///
+/// # Errors
+/// The deadline passed, a person stepped in, it was cancelled, or the cluster refuses; the pods
+/// that blocked are named.
+pub async fn run(
+    cluster: &Cluster,
+    node: &str,
+    policy: &Policy,
+    cancel: &CancellationToken,
+    report: impl FnMut(&Report) + Send,
+) -> Result<Drained, DrainError> {
+    let mut drain =
+        Drain { cluster, node, policy, tries: HashMap::new(), sets: HashMap::new(), evicted: 0 };
+    let end = cancel.run_until_cancelled(drain.run(report)).await;
+    let node = node.to_owned();
+    match end {
+        Some(Ok(None)) => Ok(Drained { evicted: drain.evicted }),
+        Some(Ok(Some((failure, uncordon)))) => Err(DrainError::Failed { node, failure, uncordon }),
+        Some(Err(source)) => {
+            Err(DrainError::Kube { source, uncordon: drain.uncordon().await.err(), node })
+        }
+        None => Err(DrainError::Canceled { uncordon: drain.uncordon().await.err(), node }),
+    }
+}
+
+/// What a drain remembers between two looks. All of it can be lost without harm.
+struct Drain<'a> {
+    cluster: &'a Cluster,
+    node: &'a str,
+    policy: &'a Policy,
+    /// The last answer for each pod, by UID.
+    tries: HashMap<String, Try>,
+    /// Whether a DaemonSet is there, by UID.
+    sets: HashMap<String, bool>,
+    evicted: usize,
+}
+
+impl Drain<'_> {
+    /// The failure that the decision came to, with what went wrong in undoing; `None` is success.
+    async fn run(
+        &mut self,
+        mut report: impl FnMut(&Report) + Send,
+    ) -> Result<Option<(Failure, Option<KubeError>)>, KubeError> {
+        let mut last = None;
+        loop {
+            let decision = match self.decide().await {
+                Ok(decision) => decision,
+                Err(error) if error.is_transient() && Timestamp::now() < self.policy.deadline => {
+                    tokio::time::sleep(self.policy.retry).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if last.as_ref() != Some(&decision.report) {
+                report(&decision.report);
+                last = Some(decision.report);
+            }
+            let acted = self.act(&decision.actions).await;
+            match decision.verdict {
+                Verdict::Going => acted?,
+                Verdict::Done => return Ok(None),
+                Verdict::Failed(failure) => return Ok(Some((failure, acted.err()))),
+            }
+            sleep_until(decision.wake_at).await;
+        }
+    }
+
+    async fn decide(&mut self) -> Result<Decision, KubeError> {
+        let snapshot = self.observe().await?;
+        Ok(decide_drain(&snapshot, Timestamp::now(), self.policy))
+    }
+
+    async fn act(&mut self, actions: &[Action]) -> Result<(), KubeError> {
+        let pods = actions.iter().filter_map(|action| match action {
+            Action::Rehearse(pod) => Some((pod, true)),
+            Action::Evict(pod) => Some((pod, false)),
+            Action::Cordon | Action::Uncordon => None,
+        });
+        let cluster = self.cluster;
+        let evictions = pods.map(|(pod, rehearse)| async move {
+            (pod, rehearse, cluster.evict(pod, rehearse).await)
+        });
+        for (pod, rehearse, answer) in join_all(evictions).await {
+            self.note(pod, rehearse, answer);
+        }
+        if actions.contains(&Action::Uncordon) {
+            self.uncordon().await?;
+        }
+        if actions.contains(&Action::Cordon) {
+            match self.cluster.cordon(self.node, &self.policy.owner).await {
+                Err(error) if !error.is_transient() && !error.is_not_found() => return Err(error),
+                // The next look shows what came of it.
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, pod: &PodRef, rehearse: bool, answer: Result<Eviction, KubeError>) {
+        let answer = match answer {
+            Ok(Eviction::Gone) => {
+                self.tries.remove(&pod.uid);
+                return;
+            }
+            Ok(Eviction::Accepted) if rehearse => Answer::Allowed,
+            Ok(Eviction::Accepted) => {
+                self.evicted += 1;
+                Answer::Accepted
+            }
+            Ok(Eviction::Refused { budgets, message }) => Answer::Refused { budgets, message },
+            Err(error) => Answer::Failed { message: error.to_string() },
+        };
+        self.tries.insert(pod.uid.clone(), Try { at: Timestamp::now(), answer });
+    }
+
+    async fn uncordon(&self) -> Result<(), KubeError> {
+        self.cluster.uncordon(self.node, &self.policy.owner).await.map(drop)
+    }
+}
+
+async fn sleep_until(time: Timestamp) {
+    let pause = time.duration_since(Timestamp::now()).max(SignedDuration::ZERO);
+    tokio::time::sleep(pause.unsigned_abs()).await;
+}

@@ -1,0 +1,35 @@
+//! The Kubernetes side: what Wharf asks of a cluster's API server, and what it changes there.
+//!
+//! [`Cluster`] is one cluster, reached through any of its API servers. Everything it offers is in
+//! terms of Wharf's domain, so that a new version of the client library changes this crate alone.
+//!
+//! **Invariant:** nothing here decides. What to evict and when to give up is said by
+//! `wharf_core::drain`; this crate looks, acts and reports.
+//!
+//! **Invariant:** every request has a deadline, every answer a greatest size.
+//!
+//! Start reading at [`Cluster`], then [`drain`].
+
+mod apply;
+mod cluster;
+mod cordon;
+pub mod drain;
+mod error;
+mod evict;
+mod kubeconfig;
+mod node;
+mod observe;
+mod quantity;
+mod storage;
+mod transport;
+mod workload;
+
+pub use apply::Applied;
+pub use cluster::{Cluster, Probe};
+pub use cordon::{CORDON_BEFORE, CORDON_OWNER, Cordoned, Uncordoned};
+pub use error::KubeError;
+pub use evict::Eviction;
+pub use kubeconfig::KubeconfigError;
+pub use node::{NodeMeta, Taint};
+pub use observe::{Capacity, NodeObservation, Resources, Usage, sum_capacity};
+pub use workload::PodRun;

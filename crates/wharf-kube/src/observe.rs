@@ -1,0 +1,355 @@
+//! What a cluster's nodes are, have and do.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{Container, Node, NodeStatus, PodSpec},
+    apimachinery::pkg::api::resource::Quantity,
+};
+use serde::Deserialize;
+
+use crate::{
+    cluster::Cluster,
+    error::Result,
+    quantity::{parse_millis, parse_whole},
+};
+
+/// A node as it is at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeObservation {
+    pub name: String,
+    pub uid: String,
+    pub ready: bool,
+    /// Why it is not ready, in Kubernetes' words; empty when it is.
+    pub reason: String,
+    pub unschedulable: bool,
+    pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
+    pub internal_ip: Option<String>,
+    pub os: String,
+    pub os_image: String,
+    pub runtime_version: String,
+    pub kubelet_version: String,
+    pub boot_id: String,
+    pub pod_cidr: Option<String>,
+    pub capacity: Resources,
+    pub allocatable: Resources,
+    /// What the pods on it asked for; `pods` is their number.
+    pub requests: Resources,
+    /// What they really use; `None` where nobody measures.
+    pub usage: Option<Usage>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Resources {
+    pub cpu_millis: u64,
+    pub memory_bytes: u64,
+    pub pods: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    pub cpu_millis: u64,
+    pub memory_bytes: u64,
+}
+
+/// What a cluster has for its users: the sums over all nodes but the controlplane's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Capacity {
+    pub nodes: usize,
+    pub ready: usize,
+    pub capacity: Resources,
+    pub allocatable: Resources,
+    pub requests: Resources,
+    /// `None` unless every counted node is measured.
+    pub usage: Option<Usage>,
+}
+
+/// Labels by which a controlplane node is known, whoever installed it.
+const CONTROLPLANE: [&str; 3] = [
+    "node-role.kubernetes.io/control-plane",
+    "node-role.kubernetes.io/controlplane",
+    "node-role.kubernetes.io/master",
+];
+
+impl NodeObservation {
+    pub fn is_controlplane(&self) -> bool {
+        CONTROLPLANE.iter().any(|label| self.labels.contains_key(*label))
+    }
+}
+
+impl Cluster {
+    /// All nodes with what runs on them.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses.
+    pub async fn observe_nodes(&self) -> Result<Vec<NodeObservation>> {
+        let (nodes, pods, usage) =
+            tokio::try_join!(self.nodes(), self.list_pod_requests(), self.node_usage())?;
+        let mut requests: BTreeMap<String, Resources> = BTreeMap::new();
+        for (node, asked) in pods {
+            requests.entry(node).or_default().add(asked);
+        }
+        let observation = |node: Node| {
+            let name = node.metadata.name.clone().unwrap_or_default();
+            let requests = requests.get(&name).copied().unwrap_or_default();
+            observe(node, requests, usage.get(&name).copied())
+        };
+        Ok(nodes.into_iter().map(observation).collect())
+    }
+
+    /// The sums of [`Cluster::observe_nodes`].
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses.
+    pub async fn observe_capacity(&self) -> Result<Capacity> {
+        Ok(sum_capacity(&self.observe_nodes().await?))
+    }
+
+    pub(crate) async fn nodes(&self) -> Result<Vec<Node>> {
+        self.list("/api/v1/nodes", None).await
+    }
+
+    /// The node and the requests of every pod that has a node and is not finished.
+    async fn list_pod_requests(&self) -> Result<Vec<(String, Resources)>> {
+        let running = "status.phase!=Succeeded,status.phase!=Failed";
+        let pods: Vec<PodOnNode> = self.list("/api/v1/pods", Some(running)).await?;
+        let on_node = |pod: PodOnNode| Some((pod.spec.node_name.clone()?, requests_of(&pod.spec)));
+        Ok(pods.into_iter().filter_map(on_node).collect())
+    }
+
+    /// By node; empty where there is no metrics API, or it is not ready.
+    async fn node_usage(&self) -> Result<BTreeMap<String, Usage>> {
+        let path = "/apis/metrics.k8s.io/v1beta1/nodes";
+        match self.list::<NodeMetrics>(path, None).await {
+            Ok(metrics) => Ok(metrics.into_iter().map(NodeMetrics::into_usage).collect()),
+            Err(error) if error.code().is_some() => Ok(BTreeMap::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A pod without its status, which is most of it.
+#[derive(Deserialize)]
+struct PodOnNode {
+    spec: PodSpec,
+}
+
+#[derive(Deserialize)]
+struct NodeMetrics {
+    metadata: NameOnly,
+    usage: BTreeMap<String, Quantity>,
+}
+
+#[derive(Deserialize)]
+struct NameOnly {
+    name: String,
+}
+
+impl NodeMetrics {
+    fn into_usage(self) -> (String, Usage) {
+        let Resources { cpu_millis, memory_bytes, .. } = resources(Some(&self.usage));
+        (self.metadata.name, Usage { cpu_millis, memory_bytes })
+    }
+}
+
+impl Resources {
+    fn add(&mut self, other: Resources) {
+        self.cpu_millis += other.cpu_millis;
+        self.memory_bytes += other.memory_bytes;
+        self.pods += other.pods;
+    }
+
+    fn max(self, other: Resources) -> Resources {
+        Resources {
+            cpu_millis: self.cpu_millis.max(other.cpu_millis),
+            memory_bytes: self.memory_bytes.max(other.memory_bytes),
+            pods: self.pods.max(other.pods),
+        }
+    }
+
+    fn plus(mut self, other: Resources) -> Resources {
+        self.add(other);
+        self
+    }
+}
+
+/// Adds up what the nodes outside the controlplane have.
+pub fn sum_capacity(nodes: &[NodeObservation]) -> Capacity {
+    let mut sum = Capacity { nodes: nodes.len(), ..Capacity::default() };
+    let mut usage = Some(Usage::default());
+    for node in nodes {
+        sum.ready += usize::from(node.ready);
+        if node.is_controlplane() {
+            continue;
+        }
+        sum.capacity.add(node.capacity);
+        sum.allocatable.add(node.allocatable);
+        sum.requests.add(node.requests);
+        usage = usage.zip(node.usage).map(|(sum, one)| Usage {
+            cpu_millis: sum.cpu_millis + one.cpu_millis,
+            memory_bytes: sum.memory_bytes + one.memory_bytes,
+        });
+    }
+    sum.usage = usage;
+    sum
+}
+
+fn observe(node: Node, requests: Resources, usage: Option<Usage>) -> NodeObservation {
+    let spec = node.spec.unwrap_or_default();
+    let status = node.status.unwrap_or_default();
+    let (ready, reason) = readiness(&status);
+    let address = |kind: &str| {
+        let addresses = status.addresses.iter().flatten();
+        addresses.into_iter().find(|found| found.type_ == kind).map(|found| found.address.clone())
+    };
+    let internal_ip = address("InternalIP");
+    let (capacity, allocatable) =
+        (resources(status.capacity.as_ref()), resources(status.allocatable.as_ref()));
+    let info = status.node_info.unwrap_or_default();
+    NodeObservation {
+        name: node.metadata.name.unwrap_or_default(),
+        uid: node.metadata.uid.unwrap_or_default(),
+        ready,
+        reason,
+        unschedulable: spec.unschedulable.unwrap_or_default(),
+        labels: node.metadata.labels.unwrap_or_default(),
+        annotations: node.metadata.annotations.unwrap_or_default(),
+        internal_ip,
+        os: info.operating_system,
+        os_image: info.os_image,
+        runtime_version: info.container_runtime_version,
+        kubelet_version: info.kubelet_version,
+        boot_id: info.boot_id,
+        pod_cidr: spec.pod_cidr,
+        capacity,
+        allocatable,
+        requests,
+        usage,
+    }
+}
+
+/// Whether the node is ready, and why not.
+pub(crate) fn readiness(status: &NodeStatus) -> (bool, String) {
+    let mut conditions = status.conditions.iter().flatten();
+    match conditions.find(|condition| condition.type_ == "Ready") {
+        Some(condition) if condition.status == "True" => (true, String::new()),
+        Some(condition) => {
+            let message = condition.message.clone().filter(|message| !message.is_empty());
+            (false, message.or_else(|| condition.reason.clone()).unwrap_or_default())
+        }
+        None => (false, "its kubelet has not reported yet".to_owned()),
+    }
+}
+
+fn resources(list: Option<&BTreeMap<String, Quantity>>) -> Resources {
+    let text = |name: &str| list.and_then(|list| list.get(name)).map(|quantity| &*quantity.0);
+    let cpu = text("cpu").and_then(parse_millis).and_then(|millis| u64::try_from(millis).ok());
+    Resources {
+        cpu_millis: cpu.unwrap_or_default(),
+        memory_bytes: text("memory").and_then(parse_whole).unwrap_or_default(),
+        pods: text("pods").and_then(parse_whole).unwrap_or_default(),
+    }
+}
+
+/// What the scheduler counts for a pod: its containers and side cars together, or its greediest
+/// init container with the side cars that run by then, whichever is more.
+fn requests_of(spec: &PodSpec) -> Resources {
+    let of = |container: &Container| {
+        let requirements = container.resources.as_ref();
+        resources(requirements.and_then(|requirements| requirements.requests.as_ref()))
+    };
+    let mut side_cars = Resources::default();
+    let mut starting = Resources::default();
+    for init in spec.init_containers.iter().flatten() {
+        let asked = of(init);
+        if init.restart_policy.as_deref() == Some("Always") {
+            side_cars.add(asked);
+            starting = starting.max(side_cars);
+        } else {
+            starting = starting.max(side_cars.plus(asked));
+        }
+    }
+    let running = spec.containers.iter().map(of).fold(side_cars, Resources::plus);
+    let overhead = resources(spec.overhead.as_ref());
+    Resources { pods: 1, ..running.max(starting).plus(overhead) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn requests(spec: serde_json::Value) -> (u64, u64) {
+        let asked = requests_of(&serde_json::from_value(spec).unwrap());
+        assert_eq!(asked.pods, 1);
+        (asked.cpu_millis, asked.memory_bytes)
+    }
+
+    #[test]
+    fn a_pod_counts_for_what_the_scheduler_reserves() {
+        let asks = |cpu: &str| json!({ "requests": { "cpu": cpu, "memory": "1Ki" } });
+        let plain = json!({ "containers": [
+            { "name": "a", "resources": asks("100m") },
+            { "name": "b", "resources": asks("50m") },
+            { "name": "c" },
+        ] });
+        assert_eq!(requests(plain), (150, 2048));
+        let init = json!({
+            "initContainers": [{ "name": "i", "resources": asks("1") }],
+            "containers": [{ "name": "a", "resources": asks("100m") }],
+            "overhead": { "cpu": "10m" },
+        });
+        assert_eq!(requests(init), (1010, 1024));
+        let side_car = json!({
+            "initContainers": [
+                { "name": "s", "restartPolicy": "Always", "resources": asks("200m") },
+                { "name": "i", "resources": asks("50m") },
+            ],
+            "containers": [{ "name": "a", "resources": asks("100m") }],
+        });
+        assert_eq!(requests(side_car), (300, 2048));
+    }
+
+    fn node(name: &str, label: Option<&str>, usage: Option<Usage>) -> NodeObservation {
+        let labels = label.map(|label| json!({ label: "true" })).unwrap_or_default();
+        let node = json!({
+            "metadata": { "name": name, "labels": labels },
+            "status": {
+                "capacity": { "cpu": "2", "memory": "1Ki", "pods": "110" },
+                "allocatable": { "cpu": "1900m", "memory": "1000", "pods": "110" },
+                "conditions": [{ "type": "Ready", "status": "True" }],
+            },
+        });
+        let asked = Resources { cpu_millis: 100, memory_bytes: 10, pods: 3 };
+        observe(serde_json::from_value(node).unwrap(), asked, usage)
+    }
+
+    #[test]
+    fn sums_leave_the_controlplane_out_and_claim_no_usage_that_is_not_measured() {
+        let used = Some(Usage { cpu_millis: 30, memory_bytes: 7 });
+        let controlplane = Some("node-role.kubernetes.io/control-plane");
+        let nodes = [node("m", controlplane, None), node("a", None, used), node("b", None, used)];
+        let sum = sum_capacity(&nodes);
+        assert_eq!((sum.nodes, sum.ready), (3, 3));
+        assert_eq!(sum.capacity, Resources { cpu_millis: 4000, memory_bytes: 2048, pods: 220 });
+        assert_eq!(sum.allocatable.cpu_millis, 3800);
+        assert_eq!(sum.requests, Resources { cpu_millis: 200, memory_bytes: 20, pods: 6 });
+        assert_eq!(sum.usage, Some(Usage { cpu_millis: 60, memory_bytes: 14 }));
+        assert_eq!(sum_capacity(&[node("a", None, used), node("b", None, None)]).usage, None);
+    }
+
+    #[test]
+    fn a_node_that_is_not_ready_says_why() {
+        let status = |conditions| {
+            readiness(&serde_json::from_value(json!({ "conditions": conditions })).unwrap())
+        };
+        let not = json!([{ "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
+            "message": "Kubelet stopped posting node status." }]);
+        assert_eq!(status(not), (false, "Kubelet stopped posting node status.".to_owned()));
+        let short = json!([{ "type": "Ready", "status": "False", "reason": "KubeletNotReady" }]);
+        assert_eq!(status(short), (false, "KubeletNotReady".to_owned()));
+        assert_eq!(status(json!([])), (false, "its kubelet has not reported yet".to_owned()));
+    }
+}
