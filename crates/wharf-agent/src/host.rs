@@ -1,36 +1,79 @@
 //! Makes a host hold what a document says, and takes all of it away again.
+//!
+//! [`apply`] carries out a [`HostDocument`]; [`remove`] removes what documents have made, and what
+//! the components have made by themselves. Both are called on the host, as root, by the server
+//! through SSH: [`run_apply`] and [`run_remove`] are the commands.
+//!
+//! Decisions are in [`decide`], which never looks at the machine; everything else looks or acts.
+//! What was made is recorded, before it is made, in [`made`].
+//!
+//! **Invariant:** what is not in the record is not ours: it is neither overwritten nor removed.
 
+use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
-use wharf_core::install::host::{HostDocument, HostReport, RemovalReport};
+use serde::Serialize;
+use wharf_core::install::host::{HostDocument, HostReport};
 
-/// Where the host's `/` is. Tests give a directory of their own.
-#[derive(Debug, Clone)]
-pub struct Root(std::path::PathBuf);
+mod apply;
+mod bundled;
+pub mod decide;
+mod failure;
+pub mod files;
+mod images;
+mod kernel;
+pub mod made;
+mod paths;
+mod remove;
+mod root;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+pub mod units;
 
-impl Root {
-    pub fn new(path: impl Into<std::path::PathBuf>) -> Self {
-        Self(path.into())
-    }
-}
+pub use apply::apply;
+pub use remove::remove;
+pub use root::{Commands, Ran, Root};
 
-/// Makes the host hold what the document says; a second call changes nothing.
-pub fn apply(_root: &Root, _document: &HostDocument, _dry_run: bool) -> HostReport {
-    HostReport::default()
-}
+use failure::failure;
 
-/// Takes away everything that was recorded, as far as it can, and says what is left.
-pub fn remove(_root: &Root, _dry_run: bool) -> RemovalReport {
-    RemovalReport::default()
-}
+/// A document holds certificates and texts of a few kilobytes each; far more than this is an error.
+const DOCUMENT_LIMIT: u64 = 64 * 1024 * 1024;
 
 /// `wharf agent host apply`: a document on standard input, its report as one line on standard
 /// output. Fails when the report has a failure.
-pub fn run_apply(_dry_run: bool) -> ExitCode {
-    ExitCode::SUCCESS
+pub fn run_apply(dry_run: bool) -> ExitCode {
+    let report = match read_document(io::stdin().lock()) {
+        Ok(document) => apply(&Root::machine(), &document, dry_run),
+        Err(error) => {
+            let failure = Some(failure("read the document", error.to_string()));
+            HostReport { failure, ..HostReport::default() }
+        }
+    };
+    print(&report, report.failure.is_none())
 }
 
-/// `wharf agent host remove`: prints a [`RemovalReport`] as one line. Fails when something is left.
-pub fn run_remove(_dry_run: bool) -> ExitCode {
-    ExitCode::SUCCESS
+/// `wharf agent host remove`: prints a [`RemovalReport`](wharf_core::install::host::RemovalReport)
+/// as one line. Fails when something is left.
+pub fn run_remove(dry_run: bool) -> ExitCode {
+    let report = remove(&Root::machine(), dry_run);
+    print(&report, report.leftovers.is_empty())
+}
+
+fn read_document(input: impl Read) -> io::Result<HostDocument> {
+    let mut text = Vec::new();
+    input.take(DOCUMENT_LIMIT).read_to_end(&mut text)?;
+    // The error names line and column, and nothing of the content, which may be secret.
+    serde_json::from_slice(&text).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        io::Error::other(format!("the document cannot be read (line {line}, column {column})"))
+    })
+}
+
+fn print(report: &impl Serialize, good: bool) -> ExitCode {
+    let printed = serde_json::to_string(report)
+        .map_err(io::Error::from)
+        .and_then(|line| writeln!(io::stdout().lock(), "{line}"));
+    if good && printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,0 +1,144 @@
+//! Files, links and directories: looking at them, and writing them so that nobody ever sees half.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+/// A text of ours is small. What is larger at its place is something else, and is not read.
+const TEXT_LIMIT: u64 = 64 * 1024 * 1024;
+
+const PERMISSION_BITS: u32 = 0o7777;
+
+/// What is at a path, without following it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    Nothing,
+    Directory {
+        mode: u32,
+        empty: bool,
+    },
+    /// The checksum is empty for a file too large to be a text.
+    File {
+        mode: u32,
+        sha256: String,
+    },
+    Link {
+        target: String,
+        to_directory: bool,
+    },
+    Other,
+}
+
+pub fn look(path: &Path) -> io::Result<Found> {
+    let metadata = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        // Below a file there is nothing either.
+        Err(error) if absent(&error) => return Ok(Found::Nothing),
+        Err(error) => return Err(error),
+    };
+    let mode = metadata.mode() & PERMISSION_BITS;
+    if metadata.is_dir() {
+        Ok(Found::Directory { mode, empty: fs::read_dir(path)?.next().is_none() })
+    } else if metadata.is_symlink() {
+        let target = fs::read_link(path)?.to_string_lossy().into_owned();
+        Ok(Found::Link { target, to_directory: path.is_dir() })
+    } else if metadata.is_file() {
+        let small = metadata.len() <= TEXT_LIMIT;
+        let sha256 = if small { file_sha256(path)? } else { String::new() };
+        Ok(Found::File { mode, sha256 })
+    } else {
+        Ok(Found::Other)
+    }
+}
+
+fn absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+pub fn file_sha256(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1024 * 1024];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(&hasher.finalize())),
+            count => hasher.update(buffer.get(..count).unwrap_or_default()),
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes a file in one step: whoever opens it sees the old content or the new. The content is on
+/// the disk before the name is.
+pub fn write(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    let new = beside(path)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    let written = file
+        .write_all(content)
+        // The mode given at creation is cut by the umask.
+        .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&new, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    written
+}
+
+/// Like [`write()`], and the name too is on the disk when this returns.
+pub fn write_durably(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+    write(path, mode, content)?;
+    File::open(parent(path)?)?.sync_all()
+}
+
+/// Makes a symbolic link in one step, in place of a file or link that is there.
+pub fn link(path: &Path, target: &str) -> io::Result<()> {
+    let new = beside(path)?;
+    symlink(target, &new)?;
+    fs::rename(&new, path).inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+    })
+}
+
+/// Makes a directory with exactly this mode, or gives an existing one this mode.
+pub fn directory(path: &Path, mode: u32) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+/// A name for the new file, in the same directory so that it can be renamed. It is always the
+/// same, so that what a crash left is taken away by the next try.
+fn beside(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| io::Error::other("the path has no name"))?;
+    let new = parent(path)?.join(format!(".{}.wharf-new", name.to_string_lossy()));
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(new),
+    }
+}
+
+fn parent(path: &Path) -> io::Result<&Path> {
+    path.parent().ok_or_else(|| io::Error::other("the path has no parent"))
+}
+
+/// Removes a file or a link; one that is gone is no error. A directory is one.
+pub fn remove_file(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if absent(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
