@@ -1,6 +1,6 @@
 //! What each command does. A file for each; here is only the choice between them.
 
-use std::future::Future;
+use std::{future::Future, process::ExitCode};
 
 use anyhow::Context as _;
 use wharf_api::client::{At, Client};
@@ -26,12 +26,13 @@ pub mod token;
 pub mod user;
 pub mod version;
 
-pub fn run(cli: Cli) -> anyhow::Result<()> {
+pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let Cli { wish, format, command } = cli;
     let client = || target::connect(&wish);
     match command {
+        // On a host a failure is part of the report, and only the code says that there is one.
+        Command::Agent(args) => return agent::run(args, &wish),
         Command::Server(args) => server::run(args, &wish),
-        Command::Agent(args) => agent::run(&args, &wish),
         Command::Bundle { args, .. } => {
             wish.refuse_remote("wharf bundle")?;
             bundle::run(args, format)
@@ -47,7 +48,8 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Cluster(args) => block_on(cluster::run(&args, &client()?, format)),
         Command::Members(_) => block_on(members::run(&client()?, format)),
         Command::Version(args) => block_on(version::run(&args, &wish, format)),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Client commands do one thing at a time: one thread starts in no time and is enough.

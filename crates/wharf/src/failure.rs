@@ -3,6 +3,7 @@
 
 use std::{error::Error as StdError, fmt::Write as _, io, process::ExitCode};
 
+use wharf_agent::config::ConfigError as AgentConfigError;
 use wharf_api::{
     client::{At, ClientError},
     error::{ErrorBody, ErrorCode},
@@ -112,6 +113,9 @@ pub fn explain(error: &anyhow::Error) -> Explained {
             return explain_client(error);
         }
         if let Some(error) = cause.downcast_ref::<ConfigError>() {
+            return plain(Exit::Usage, error.hint());
+        }
+        if let Some(error) = cause.downcast_ref::<AgentConfigError>() {
             return plain(Exit::Usage, error.hint());
         }
         if let Some(error) = cause.downcast_ref::<ServerError>() {

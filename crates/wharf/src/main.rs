@@ -21,7 +21,7 @@ mod trust;
 
 fn main() -> ExitCode {
     match commands::run(cli::Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => failure::report(&error),
     }
 }

@@ -346,7 +346,7 @@ fn bad_usage_ends_with_2_and_touches_nothing() {
         assert_eq!(ran.stdout, "", "{args:?}");
         assert!(!ran.stderr.is_empty(), "{args:?}");
     }
-    world.run(&["agent", "--config", "x"]).fails(1, "");
+    world.run(&["agent", "--config", "x"]).fails(2, "cannot read the configuration file x");
     let left: Vec<_> =
         std::fs::read_dir(world.home.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["password"]);
