@@ -1,40 +1,224 @@
 //! What is applied to a cluster once its API answers, as YAML of several documents.
+//!
+//! The texts lie beside this file and read as what they are; `{{name}}` in them stands for a value,
+//! which is put there in quotes.
 
-use std::net::Ipv4Addr;
+use sha2::{Digest, Sha256};
 
 use crate::cluster::ClusterSpec;
+
+use super::components::quoted;
+
+/// Where everything of ours in the cluster lives.
+pub const NAMESPACE: &str = "kube-system";
+/// The Deployments that an installation waits for.
+pub const COREDNS: &str = "coredns";
+pub const METRICS_SERVER: &str = "metrics-server";
+/// The DaemonSet of [`render_verify_servers`].
+pub const VERIFY: &str = "wharf-verify";
 
 /// CoreDNS at the cluster's DNS address.
 ///
 /// `forward` says whether names outside the cluster can be asked for: if no host resolves names
 /// outside, forwarding (and its check for loops) would only break what works.
 pub fn render_coredns(spec: &ClusterSpec, image: &str, forward: bool) -> String {
-    let _ = (spec, image, forward);
-    String::new()
+    let corefile = corefile(spec, forward);
+    let digest = Sha256::digest(corefile.as_bytes());
+    let configuration: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    fill(
+        include_str!("manifests/coredns.yaml"),
+        &[
+            ("image", image),
+            ("corefile", &corefile),
+            ("configuration", &configuration),
+            ("dns_service", &spec.cluster_dns_service_ip.to_string()),
+        ],
+    )
+}
+
+fn corefile(spec: &ClusterSpec, forward: bool) -> String {
+    let domain = &spec.cluster_domain;
+    let mut text = format!(
+        ".:53 {{
+    errors
+    health {{
+        lameduck 5s
+    }}
+    ready
+    kubernetes {domain} in-addr.arpa ip6.arpa {{
+        pods insecure
+        fallthrough in-addr.arpa ip6.arpa
+        ttl 30
+    }}
+    prometheus :9153
+"
+    );
+    if forward && !spec.cluster_upstream_dns.is_empty() {
+        let servers = spec.cluster_upstream_dns.iter().map(ToString::to_string);
+        let servers = servers.collect::<Vec<_>>().join(" ");
+        text.push_str(&format!("    forward . {servers}\n    loop\n"));
+    }
+    text.push_str("    cache 30\n    reload\n    loadbalance\n}\n");
+    text
 }
 
 /// metrics-server, which trusts kubelets by the cluster's authority (`ca_pem`).
 pub fn render_metrics_server(image: &str, ca_pem: &str) -> String {
-    let _ = (image, ca_pem);
-    String::new()
+    fill(include_str!("manifests/metrics_server.yaml"), &[("image", image), ("ca", ca_pem)])
 }
 
 /// The rights that no default grants: the API server's identity may use kubelets.
 pub fn render_rbac() -> String {
-    String::new()
+    include_str!("manifests/rbac.yaml").to_owned()
 }
 
-/// One pod for each node that answers over HTTP, and a Service before them.
-pub fn render_verify_servers(nodes: &[&str], image: &str) -> String {
-    let _ = (nodes, image);
-    String::new()
+/// One pod on each node that answers over HTTP, a Service before them, and one that names them
+/// all. For the time of a verification.
+pub fn render_verify_servers(image: &str) -> String {
+    fill(include_str!("manifests/verify_servers.yaml"), &[("image", image)])
 }
 
-/// What a verifying pod asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VerifyTargets {
-    /// Addresses of the pods of [`render_verify_servers`].
-    pub pods: Vec<Ipv4Addr>,
-    pub dns: Ipv4Addr,
-    pub cluster_domain: String,
+/// A pod on a node that asks for names, for all `pods` of [`render_verify_servers`] and for their
+/// Service, and ends: well, or with a log that says what did not work.
+pub fn render_verify_client(spec: &ClusterSpec, image: &str, node: &str, pods: usize) -> String {
+    fill(
+        include_str!("manifests/verify_client.yaml"),
+        &[
+            ("name", &format!("wharf-verify-from-{node}")),
+            ("node", node),
+            ("image", image),
+            ("script", include_str!("manifests/verify.sh")),
+            ("domain", &spec.cluster_domain),
+            ("pods", &pods.to_string()),
+        ],
+    )
+}
+
+/// Puts values, in quotes, where a text names them.
+fn fill(text: &str, values: &[(&str, &str)]) -> String {
+    let mut pieces = text.split("{{");
+    let mut filled = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (name, rest) = piece.split_once("}}").unwrap_or((piece, ""));
+        let value = values.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
+        filled.push_str(&quoted(value.unwrap_or_default()));
+        filled.push_str(rest);
+    }
+    filled
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
+    use serde_json::Value;
+
+    use super::*;
+
+    fn spec() -> ClusterSpec {
+        ClusterSpec::new("demo", SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1), "1.36.3")
+    }
+
+    fn documents(text: &str) -> Vec<Value> {
+        let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap();
+        for document in &documents {
+            for field in ["apiVersion", "kind"] {
+                assert!(document[field].is_string(), "{document}");
+            }
+            assert!(document["metadata"]["name"].is_string(), "{document}");
+        }
+        documents
+    }
+
+    fn find<'a>(documents: &'a [Value], kind: &str) -> &'a Value {
+        documents.iter().find(|document| document["kind"] == kind).unwrap()
+    }
+
+    #[test]
+    fn coredns_answers_at_the_clusters_dns_address() {
+        let documents = documents(&render_coredns(&spec(), "wharf.dev/coredns:1", true));
+        let service = find(&documents, "Service");
+        assert_eq!(service["spec"]["clusterIP"], "10.43.0.10");
+        let pod = &find(&documents, "Deployment")["spec"]["template"]["spec"];
+        assert_eq!(pod["containers"][0]["image"], "wharf.dev/coredns:1");
+        let corefile = find(&documents, "ConfigMap")["data"]["Corefile"].as_str().unwrap();
+        assert!(corefile.contains("kubernetes cluster.local in-addr.arpa"), "{corefile}");
+        assert!(corefile.contains("forward . 223.5.5.5 114.114.114.114\n    loop\n"), "{corefile}");
+        assert_eq!(corefile.matches('{').count(), corefile.matches('}').count());
+    }
+
+    #[test]
+    fn without_a_way_outside_coredns_neither_forwards_nor_looks_for_loops() {
+        let mut none = spec();
+        none.cluster_upstream_dns.clear();
+        let texts = [render_coredns(&spec(), "i", false), render_coredns(&none, "i", true)];
+        for text in &texts {
+            let documents = documents(text);
+            let corefile = find(&documents, "ConfigMap")["data"]["Corefile"].as_str().unwrap();
+            assert!(!corefile.contains("forward") && !corefile.contains("loop\n"), "{corefile}");
+        }
+    }
+
+    #[test]
+    fn another_corefile_means_another_pod() {
+        let annotation = |forward| {
+            let documents = documents(&render_coredns(&spec(), "i", forward));
+            let template = &find(&documents, "Deployment")["spec"]["template"];
+            template["metadata"]["annotations"]["wharf.dev/configuration"].clone()
+        };
+        assert_ne!(annotation(true), annotation(false));
+        assert_eq!(annotation(true), annotation(true));
+    }
+
+    #[test]
+    fn metrics_server_trusts_kubelets_by_the_clusters_authority() {
+        let pem = "-----BEGIN CERTIFICATE-----\nMII=\n-----END CERTIFICATE-----\n";
+        let documents = documents(&render_metrics_server("wharf.dev/metrics-server:1", pem));
+        assert_eq!(find(&documents, "ConfigMap")["data"]["ca.crt"], pem);
+        assert_eq!(find(&documents, "APIService")["metadata"]["name"], "v1beta1.metrics.k8s.io");
+        let pod = &find(&documents, "Deployment")["spec"]["template"]["spec"];
+        let arguments = pod["containers"][0]["args"].to_string();
+        assert!(arguments.contains("--kubelet-preferred-address-types=InternalIP"), "{arguments}");
+    }
+
+    #[test]
+    fn the_api_servers_identity_may_use_kubelets() {
+        let documents = documents(&render_rbac());
+        assert_eq!(documents[0]["roleRef"]["name"], "system:kubelet-api-admin");
+        assert_eq!(documents[0]["subjects"][0]["name"], "kube-apiserver-kubelet-client");
+    }
+
+    #[test]
+    fn the_verifying_pod_has_its_script_and_its_node() {
+        let servers = documents(&render_verify_servers("wharf.dev/busybox:1"));
+        assert_eq!(find(&servers, "DaemonSet")["metadata"]["name"], VERIFY);
+        let client = documents(&render_verify_client(&spec(), "wharf.dev/busybox:1", "n1", 3));
+        let pod = find(&client, "Pod");
+        assert_eq!(pod["spec"]["nodeName"], "n1");
+        let command = &pod["spec"]["containers"][0]["command"];
+        assert_eq!(command[2], include_str!("manifests/verify.sh"));
+        assert_eq!((&command[4], &command[5]), (&"cluster.local".into(), &"3".into()));
+    }
+
+    #[test]
+    fn a_value_stays_a_value_whatever_is_in_it() {
+        let nasty = "a\": b\n- {{image}} # 'x'";
+        let text = fill("name: {{name}}\nkind: {{other}}\n", &[("name", nasty)]);
+        let value: Value = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(value["name"], nasty);
+        assert_eq!(value["kind"], "");
+    }
+
+    #[test]
+    fn every_name_in_a_text_has_its_value() {
+        let spec = spec();
+        for text in [
+            render_coredns(&spec, "image", true),
+            render_metrics_server("image", "pem"),
+            render_verify_servers("image"),
+            render_verify_client(&spec, "image", "n1", 1),
+        ] {
+            assert!(!text.contains("{{") && !text.contains("\"\"\n"), "{text}");
+        }
+    }
 }
