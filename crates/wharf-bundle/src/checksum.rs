@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -81,6 +81,39 @@ impl<R: Read> Read for HashingReader<R> {
         }
         self.size += count as u64;
         Ok(count)
+    }
+}
+
+/// A writer that hashes what passes through it.
+pub(crate) struct HashingWriter<W> {
+    inner: W,
+    hasher: sha2::Sha256,
+    size: u64,
+}
+
+impl<W: Write> HashingWriter<W> {
+    pub(crate) fn new(inner: W) -> Self {
+        Self { inner, hasher: sha2::Sha256::new(), size: 0 }
+    }
+
+    pub(crate) fn finish(self) -> (W, Content) {
+        let content = Content { sha256: Sha256(self.hasher.finalize().into()), size: self.size };
+        (self.inner, content)
+    }
+}
+
+impl<W: Write> Write for HashingWriter<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let count = self.inner.write(buffer)?;
+        if let Some(written) = buffer.get(..count) {
+            self.hasher.update(written);
+        }
+        self.size += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Writing an image as one file: a tar in the OCI image layout, with one layer.
 //!
-//! The layer is not compressed. Whoever imports an image is a host that is short of processor time
-//! while a cluster starts, and its blob is read from a local disk; what travels over a network is
-//! a bundle, which may be compressed as a whole.
+//! The layer is compressed by zstd. Measured with CoreDNS (73 MiB) and `ctr images import --local` of
+//! containerd 2.2: 0.46 s of processor time, against 0.50 s uncompressed (more bytes to copy and to
+//! hash) and 0.80 s with gzip; and a third of the bytes on the way to each host.
 //!
 //! Guarantees: the same content gives the same bytes. Nothing in the file depends on the time, the
 //! machine or the order in which things were added.
@@ -15,20 +15,22 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::checksum::{Content, hash_bytes, hash_file};
+use crate::checksum::{Content, HashingWriter, hash_bytes, hash_file};
 use crate::place::make_parents;
 use crate::{Error, IoContext, Result};
 
 const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
-const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
+const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 /// Under this annotation containerd finds the full name.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 /// Under this one other tools find the tag.
 const REFERENCE_NAME: &str = "org.opencontainers.image.ref.name";
 
 const SEARCH_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Half a second for 73 MiB; the next levels take twice as long for a twentieth.
+const COMPRESSION_LEVEL: i32 = 3;
 const BUFFER_BYTES: usize = 256 * 1024;
 
 /// What an image is.
@@ -73,8 +75,8 @@ pub fn write(image: &Image<'_>, to: &Path) -> Result<()> {
     // The layer's checksum is part of names that come before it, so it is made first.
     let scratch = Scratch(to.with_extension("layer"));
     let layer = write_layer(&image.tree, &scratch.0)?;
-    let config = to_json(&Config::of(image, layer), to)?;
-    let manifest = to_json(&Manifest::of(hash_bytes(&config), layer), to)?;
+    let config = to_json(&Config::of(image, layer.tar), to)?;
+    let manifest = to_json(&Manifest::of(hash_bytes(&config), layer.stored), to)?;
     let index = to_json(&Index::of(image.name, hash_bytes(&manifest)), to)?;
     let file = File::create(to).at("written", to)?;
     let mut tar = tar::Builder::new(BufWriter::with_capacity(BUFFER_BYTES, file));
@@ -91,8 +93,12 @@ pub fn write(image: &Image<'_>, to: &Path) -> Result<()> {
         add(&path, text.len() as u64, &mut { text })?;
     }
     let content = File::open(&scratch.0).at("read", &scratch.0)?;
-    add(&blob(layer), layer.size, &mut BufReader::with_capacity(BUFFER_BYTES, content))?;
-    finish(tar).at("written", to)
+    add(
+        &blob(layer.stored),
+        layer.stored.size,
+        &mut BufReader::with_capacity(BUFFER_BYTES, content),
+    )?;
+    tar.into_inner().and_then(|mut file| file.flush()).at("written", to)
 }
 
 /// The layer before it has its place in the image.
@@ -104,9 +110,28 @@ impl Drop for Scratch {
     }
 }
 
-fn write_layer(tree: &BTreeMap<String, Node>, to: &Path) -> Result<Content> {
-    let file = File::create(to).at("written", to)?;
-    let mut tar = tar::Builder::new(BufWriter::with_capacity(BUFFER_BYTES, file));
+/// What a layer is: before it is compressed, by which containerd knows the file system, and after.
+#[derive(Clone, Copy)]
+struct Layer {
+    tar: Content,
+    stored: Content,
+}
+
+fn write_layer(tree: &BTreeMap<String, Node>, to: &Path) -> Result<Layer> {
+    let file = BufWriter::with_capacity(BUFFER_BYTES, File::create(to).at("written", to)?);
+    let encoder = zstd::Encoder::new(file, COMPRESSION_LEVEL).at("written", to)?;
+    let mut tar = tar::Builder::new(HashingWriter::new(encoder));
+    write_tree(tree, &mut tar, to)?;
+    let (encoder, content) = tar.into_inner().at("written", to)?.finish();
+    encoder.finish().and_then(|mut file| file.flush()).at("written", to)?;
+    Ok(Layer { tar: content, stored: hash_file(to).at("read", to)? })
+}
+
+fn write_tree<W: Write>(
+    tree: &BTreeMap<String, Node>,
+    tar: &mut tar::Builder<W>,
+    to: &Path,
+) -> Result<()> {
     for (path, node) in tree {
         use tar::EntryType as Type;
         match node {
@@ -133,12 +158,7 @@ fn write_layer(tree: &BTreeMap<String, Node>, to: &Path) -> Result<Content> {
             }
         }
     }
-    finish(tar).at("written", to)?;
-    hash_file(to).at("read", to)
-}
-
-fn finish(tar: tar::Builder<BufWriter<File>>) -> io::Result<()> {
-    tar.into_inner()?.flush()
+    Ok(())
 }
 
 fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {

@@ -50,8 +50,9 @@ fn import(path: &Path) -> (String, Value, BTreeMap<String, (tar::Header, Vec<u8>
     let manifest = json(&blob(&files, entry));
     assert_eq!(manifest["mediaType"], entry["mediaType"]);
     let config = json(&blob(&files, &manifest["config"]));
-    let layer = blob(&files, &manifest["layers"][0]);
-    assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
+    let layer = zstd::decode_all(blob(&files, &manifest["layers"][0]).as_slice()).unwrap();
+    let diff_id = format!("sha256:{}", hex::encode(sha2::Sha256::digest(&layer)));
+    assert_eq!(config["rootfs"]["diff_ids"][0], diff_id.as_str());
     assert_eq!(files.len(), 5, "nothing else is in it");
     let name = entry["annotations"]["io.containerd.image.name"].as_str().unwrap().to_owned();
     (name, config, read_tar(&layer))
