@@ -68,7 +68,9 @@ else
 fi
 "#;
 
-/// Takes the file, or the rest of it, from standard input. Arguments: path, where to begin.
+/// Takes the file, or the rest of it, from standard input. Arguments: path, where to begin. The
+/// beginning may have become longer since we looked, by the last bytes of an upload that was given
+/// up: then the code is [`MOVED`]. A new file is out of reach of such a straggler.
 const RECEIVE: &str = r#"
 set -e
 umask 077
@@ -76,9 +78,10 @@ if [ "$2" -eq 0 ]; then
   rm -rf -- "$1.part"
   exec cat >"$1.part"
 fi
-[ "$(wc -c <"$1.part")" -eq "$2" ]
+[ "$(wc -c <"$1.part")" -eq "$2" ] || exit 75
 exec cat >>"$1.part"
 "#;
+const MOVED: i32 = 75;
 
 /// Puts the file into place and prints `done`, or removes it and prints `wrong`. Arguments: path,
 /// parent, sha256, mode.
@@ -125,15 +128,20 @@ impl Session {
             return Ok(Uploaded { skipped: true, ..done });
         };
         let mut from = if there > file.size { 0 } else { there };
-        for _ in 0..TRIES {
+        let mut wrong = 0;
+        while wrong < TRIES {
             done.resumed_from = from;
             if from < file.size || file.size == 0 {
-                self.send(source, file, from, &progress).await?;
+                if !self.send(source, file, from, &progress).await? {
+                    from = 0;
+                    continue;
+                }
                 done.sent += file.size - from;
             }
             if self.finish(file, parent).await? {
                 return Ok(done);
             }
+            wrong += 1;
             from = 0;
         }
         Err(SshError::Corrupted { host: self.host().to_owned(), path: file.remote.clone() })
@@ -212,13 +220,14 @@ impl Session {
         }
     }
 
+    /// `false` if the host has meanwhile more than we thought, and took nothing.
     async fn send(
         &self,
         source: &Path,
         file: &UploadSpec,
         from: u64,
         progress: &(impl Fn(u64) + Send + Sync),
-    ) -> Result<(), SshError> {
+    ) -> Result<bool, SshError> {
         let command = script(RECEIVE, &[&file.remote, &from.to_string()]);
         let line = command.line(self.link.needs_sudo()).map_err(|why| SshError::BadCommand {
             host: self.host().to_owned(),
@@ -237,8 +246,12 @@ impl Session {
         let (read, received) = tokio::join!(reading, receiving);
         // A host that stopped receiving is the cause of a reader that could not go on.
         let output = received?;
+        if output.exit == MOVED && from > 0 {
+            return Ok(false);
+        }
         self.link.expect_success(&Command::new(["receive", &file.remote]), output)?;
-        read.map_err(|error| self.unreadable(source, error))
+        read.map_err(|error| self.unreadable(source, error))?;
+        Ok(true)
     }
 
     /// Whether the checksum was right, and the file is in its place.
