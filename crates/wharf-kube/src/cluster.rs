@@ -1,6 +1,6 @@
 //! A cluster, reached through any of its API servers.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, time::Duration};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use http::{Request, Uri};
@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::{
     error::{KubeError, Result},
-    kubeconfig,
-    transport::{Only, Servers, Transport},
+    kubeconfig::{self, KubeconfigError},
+    transport::{Only, Transport},
 };
 
 /// A request of a person or a loop should not hang longer; big lists are asked for in pages.
@@ -27,9 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Cluster {
     pub(crate) client: Client,
-    servers: Arc<Servers>,
+    transport: Transport,
     timeout: Duration,
-    kubeconfig: Arc<str>,
 }
 
 /// What a probe found.
@@ -43,7 +42,7 @@ pub struct Probe {
 
 impl std::fmt::Debug for Cluster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cluster").field("servers", &self.servers).finish_non_exhaustive()
+        f.debug_struct("Cluster").field("servers", self.transport.servers()).finish_non_exhaustive()
     }
 }
 
@@ -55,20 +54,21 @@ impl Cluster {
     pub fn from_kubeconfig(yaml: &str) -> Result<Self> {
         let access = kubeconfig::parse(yaml)?;
         let servers = vec![access.server.clone()];
-        Self::build(yaml.into(), access, servers)
+        Ok(Self::build(Transport::new(access, servers)?, REQUEST))
     }
 
     /// The same cluster, asked at all of these servers instead of the one in its kubeconfig.
     ///
     /// # Errors
     /// [`KubeError::Kubeconfig`] when one of them is not an `https://` address, or there is none.
-    pub fn with_servers(&self, servers: Vec<Uri>) -> Result<Self> {
-        let access = kubeconfig::parse(&self.kubeconfig)?;
+    pub fn with_servers(&self, servers: &[Uri]) -> Result<Self> {
         let checked: std::result::Result<Vec<_>, _> =
             servers.iter().map(|server| kubeconfig::server(&server.to_string())).collect();
-        let mut cluster = Self::build(self.kubeconfig.clone(), access, checked?)?;
-        cluster.timeout = self.timeout;
-        Ok(cluster)
+        let checked = checked?;
+        if checked.is_empty() {
+            return Err(KubeconfigError::MissingField { field: "server" }.into());
+        }
+        Ok(Self::build(self.transport.with_servers(checked), self.timeout))
     }
 
     /// The same cluster, with another limit of time for each request.
@@ -77,15 +77,8 @@ impl Cluster {
         Self { timeout, ..self.clone() }
     }
 
-    fn build(kubeconfig: Arc<str>, access: kubeconfig::Access, servers: Vec<Uri>) -> Result<Self> {
-        if servers.is_empty() {
-            let field = "server";
-            return Err(kubeconfig::KubeconfigError::MissingField { field }.into());
-        }
-        let servers = Arc::new(Servers::new(servers));
-        let transport = Transport::new(access, servers.clone())?;
-        let client = Client::new(transport, "default");
-        Ok(Self { client, servers, timeout: REQUEST, kubeconfig })
+    fn build(transport: Transport, timeout: Duration) -> Self {
+        Self { client: Client::new(transport.clone(), "default"), transport, timeout }
     }
 
     /// Asks all API servers for their version until one answers: the last good one first, the
@@ -97,7 +90,7 @@ impl Cluster {
         let end = Instant::now() + within;
         let what = || "ask for the version".to_owned();
         let mut asked = FuturesUnordered::new();
-        let mut left = self.servers.order().into_iter();
+        let mut left = self.transport.servers().order().into_iter();
         let mut failure = KubeError::Timeout { what: what(), after: within };
         loop {
             if let Some(server) = left.next() {
@@ -126,7 +119,7 @@ impl Cluster {
         request.extensions_mut().insert(Only(server));
         let version: Version =
             self.call("ask for the version", self.client.request(request)).await?;
-        let server = self.servers.get(server).cloned().unwrap_or_default();
+        let server = self.transport.servers().get(server).cloned().unwrap_or_default();
         Ok(Probe { version: version.git_version, server })
     }
 

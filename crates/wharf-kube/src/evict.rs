@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use http::Request;
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use kube::{
-    api::{Api, DeleteParams, EvictParams, ListParams, PostParams, Preconditions},
+    api::{Api, ListParams},
     core::{Selector, SelectorExt, Status},
 };
+use serde_json::{Value, json};
 use wharf_core::drain::{Budget, PodRef};
 
 use crate::{
@@ -34,18 +36,9 @@ impl Cluster {
     /// # Errors
     /// Anything but an acceptance or a refusal.
     pub async fn evict(&self, pod: &PodRef, rehearse: bool) -> Result<Eviction> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let uid = Some(pod.uid.clone());
-        let params = EvictParams {
-            delete_options: Some(DeleteParams {
-                preconditions: Some(Preconditions { uid, ..Preconditions::default() }),
-                ..DeleteParams::default()
-            }),
-            post_options: PostParams { dry_run: rehearse, ..PostParams::default() },
-        };
         let what = || format!("evict pod {pod}");
         let evict = async {
-            match api.evict(&pod.name, &params).await {
+            match self.client.request::<Value>(eviction(pod, rehearse)?).await {
                 Err(kube::Error::Api(status)) => Ok(Err(status)),
                 other => other.map(Ok),
             }
@@ -96,6 +89,23 @@ impl Cluster {
         let list = self.call(what, api.list(&ListParams::default())).await?;
         Ok(list.items.into_iter().filter(|one| covers(one, &labels)).map(budget).collect())
     }
+}
+
+/// The library's own eviction request spells `deleteOptions` in a way that API servers ignore, and
+/// the condition on the UID with it.
+fn eviction(pod: &PodRef, rehearse: bool) -> std::result::Result<Request<Vec<u8>>, kube::Error> {
+    let PodRef { namespace, name, uid } = pod;
+    let dry_run = if rehearse { "?dryRun=All" } else { "" };
+    let body = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": { "namespace": namespace, "name": name },
+        "deleteOptions": { "preconditions": { "uid": uid } },
+    });
+    Request::post(format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction{dry_run}"))
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(body.to_string().into_bytes())
+        .map_err(kube::Error::HttpError)
 }
 
 fn covers(budget: &PodDisruptionBudget, labels: &BTreeMap<String, String>) -> bool {

@@ -219,3 +219,92 @@ fn identity(user: &Fields) -> Result<Identity> {
         .map_err(|_| KubeconfigError::Bad { field, expected: "a PEM private key" })?;
     Ok(Identity::Certificate { chain, key })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVER: &str = "server: 'https://10.0.0.1:6443'";
+
+    fn text(cluster: &str, user: &str) -> String {
+        format!(
+            "current-context: c\n\
+             contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: other, cluster: {{proxy-url: x}}}}, {{name: k, cluster: {{{cluster}}}}}]\n\
+             users: [{{name: u, user: {{{user}}}}}]\n\
+             preferences: {{}}\nkind: Config\napiVersion: v1\n"
+        )
+    }
+
+    fn error(text: &str) -> String {
+        parse(text).map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_would_run_or_read_something_is_refused_by_its_name() {
+        let of_user = [
+            "exec: {command: touch, apiVersion: client.authentication.k8s.io/v1}",
+            "auth-provider: {name: gcp}",
+            "client-certificate: /etc/passwd",
+            "client-key: /etc/passwd",
+            "tokenFile: /etc/passwd",
+            "username: admin",
+            "password: secret",
+            "as: somebody",
+        ];
+        for field in of_user {
+            let name = field.split(':').next().unwrap();
+            let said = error(&text(SERVER, &format!("token: t, {field}")));
+            assert!(said.starts_with(&format!("{name} is refused: ")), "{said}");
+        }
+        let of_cluster = [
+            "certificate-authority: /etc/passwd",
+            "insecure-skip-tls-verify: true",
+            "proxy-url: 'http://10.0.0.9'",
+        ];
+        for field in of_cluster {
+            let name = field.split(':').next().unwrap();
+            let said = error(&text(&format!("{SERVER}, {field}"), "token: t"));
+            assert!(said.starts_with(&format!("{name} is refused: ")), "{said}");
+        }
+        assert_eq!(error(&text(&format!("{SERVER}, magic: 1"), "token: t")), "magic is not known");
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named_without_its_value() {
+        let rows = [
+            (String::new(), "it is not a kubeconfig"),
+            ("clusters: {".to_owned(), "it is not YAML (line "),
+            ("a: 1".to_owned(), "it is not a kubeconfig"),
+            ("clusters: []\ncontexts: []\nusers: []".to_owned(), "it names no current-context"),
+            (text("", "token: t"), "server is missing"),
+            (text("server: 'http://a'", "token: t"), "server is not an https:// address"),
+            (text("server: 'file:///etc'", "token: t"), "server is not an https:// address"),
+            (text(SERVER, "token: t"), "certificate-authority-data is missing"),
+            (
+                text(&format!("{SERVER}, certificate-authority-data: '%'"), "token: t"),
+                "certificate-authority-data is not base64",
+            ),
+            (
+                text(&format!("{SERVER}, certificate-authority-data: c2VjcmV0"), "token: t"),
+                "certificate-authority-data is not a list of PEM certificates",
+            ),
+            (text(SERVER, "").replace("name: k", "name: z"), "there is no cluster named \"k\""),
+        ];
+        for (text, expected) in rows {
+            let said = error(&text);
+            assert!(said.starts_with(expected), "{said:?} for {text}");
+        }
+    }
+
+    #[test]
+    fn a_switched_off_switch_is_no_reason_to_refuse() {
+        let off = format!("{SERVER}, insecure-skip-tls-verify: false");
+        assert_eq!(error(&text(&off, "token: t")), "certificate-authority-data is missing");
+    }
+
+    #[test]
+    fn a_huge_text_is_refused_unread() {
+        assert_eq!(parse(&" ".repeat(MAX_BYTES + 1)).err(), Some(KubeconfigError::TooLarge));
+    }
+}

@@ -59,7 +59,7 @@ pub(crate) struct Transport {
 }
 
 impl Transport {
-    pub fn new(access: Access, servers: Arc<Servers>) -> Result<Self, KubeconfigError> {
+    pub fn new(access: Access, servers: Vec<Uri>) -> Result<Self, KubeconfigError> {
         let mut authorization = None;
         if let Identity::Token(token) = &access.identity {
             let bad = KubeconfigError::Bad { field: "token", expected: "a bearer token" };
@@ -73,7 +73,16 @@ impl Transport {
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .build(Connector::new(access)?);
-        Ok(Self { client, servers, authorization })
+        Ok(Self { client, servers: Arc::new(Servers::new(servers)), authorization })
+    }
+
+    /// The same identity at other servers.
+    pub fn with_servers(&self, servers: Vec<Uri>) -> Self {
+        Self { servers: Arc::new(Servers::new(servers)), ..self.clone() }
+    }
+
+    pub fn servers(&self) -> &Servers {
+        &self.servers
     }
 
     async fn send(self, request: Request<Body>) -> Result<Response<Limited<Answer>>, BoxError> {
@@ -137,7 +146,7 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    pub fn new(list: Vec<Uri>) -> Self {
+    fn new(list: Vec<Uri>) -> Self {
         Self { list, good: AtomicUsize::new(0) }
     }
 

@@ -1,0 +1,170 @@
+//! Against a real API server on a real etcd, with the controller that keeps budgets. There are no
+//! kubelets: the tests make Nodes and pods by hand, and look at the outcome with kubectl.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod access;
+mod apply;
+mod drain;
+mod nodes;
+mod pods;
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tempfile::NamedTempFile;
+use wharf_core::drain::PodRef;
+use wharf_kube::Cluster;
+use wharf_testbed::{
+    apiserver::{ApiServer, Options},
+    wait_for,
+};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A cluster that all tests of this program share. Each test uses names of its own in it.
+struct World {
+    server: ApiServer,
+    kubeconfig: NamedTempFile,
+}
+
+/// Started by the first test that needs it, ended by the last.
+fn world() -> Arc<World> {
+    static SHARED: Mutex<Weak<World>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(world) = shared.upgrade() {
+        return world;
+    }
+    let controllers = vec!["disruption-controller".to_owned()];
+    let server = ApiServer::start_with(&Options { controllers, ..Options::default() }).unwrap();
+    let mut kubeconfig = NamedTempFile::new().unwrap();
+    kubeconfig.write_all(server.kubeconfig().as_bytes()).unwrap();
+    let world = Arc::new(World { server, kubeconfig });
+    *shared = Arc::downgrade(&world);
+    world
+}
+
+impl World {
+    fn cluster(&self) -> Cluster {
+        Cluster::from_kubeconfig(&self.server.kubeconfig()).unwrap()
+    }
+
+    fn kubectl(&self, arguments: &[&str], input: &str) -> String {
+        let mut child = Command::new(wharf_bundle::cache::find("kubectl").unwrap())
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig.path())
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "kubectl {arguments:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn create(&self, object: &Value) -> Value {
+        let made = self.kubectl(&["create", "-f", "-", "-o", "json"], &object.to_string());
+        serde_json::from_str(&made).unwrap()
+    }
+
+    fn read(&self, arguments: &[&str]) -> Value {
+        let arguments = [&["get", "-o", "json"], arguments].concat();
+        serde_json::from_str(&self.kubectl(&arguments, "")).unwrap()
+    }
+
+    fn node(&self, name: &str) {
+        self.create(&json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": { "name": name, "labels": { "kubernetes.io/hostname": name } },
+        }));
+    }
+
+    /// A pod that is bound to a node, runs and is ready.
+    fn pod(&self, node: &str, name: &str) -> PodRef {
+        self.pod_with(node, name, json!({}))
+    }
+
+    fn pod_with(&self, node: &str, name: &str, metadata: Value) -> PodRef {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+            "spec": {
+                "nodeName": node,
+                // Nobody would end it: with no grace it goes at once.
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{
+                    "name": "main", "image": "none",
+                    "resources": { "requests": { "cpu": "100m", "memory": "64Mi" } },
+                }],
+            },
+        });
+        merge(&mut pod["metadata"], metadata);
+        let made = self.create(&pod);
+        let status = json!({ "status": {
+            "phase": "Running",
+            "conditions": [{ "type": "Ready", "status": "True" }],
+        } });
+        let status = status.to_string();
+        self.kubectl(&["patch", "pod", name, "--subresource=status", "-p", &status], "");
+        let uid = made["metadata"]["uid"].as_str().unwrap().to_owned();
+        PodRef { namespace: "default".to_owned(), name: name.to_owned(), uid }
+    }
+
+    /// A budget over the pods that carry `app: NAME`; it knows so many of them when this returns.
+    fn budget(&self, name: &str, min_available: u32, pods: u32) {
+        self.create(&json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+            "metadata": { "name": name },
+            "spec": { "minAvailable": min_available, "selector": { "matchLabels": { "app": name } } },
+        }));
+        self.wait_until_budget_allows(name, pods - min_available);
+    }
+
+    fn wait_until_budget_allows(&self, name: &str, allowed: u32) {
+        wait_for("the budget to allow as many", DEADLINE, || {
+            let budget = self.read(&["pdb", name]);
+            let status = &budget["status"];
+            let is_known = status["observedGeneration"] == budget["metadata"]["generation"];
+            Ok((is_known && status["disruptionsAllowed"] == json!(allowed)).then_some(()))
+        })
+        .unwrap();
+    }
+
+    fn is_there(&self, pod: &PodRef) -> bool {
+        let found = self.kubectl(
+            &["get", "pod", &pod.name, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"],
+            "",
+        );
+        found == pod.uid
+    }
+
+    fn is_unschedulable(&self, node: &str) -> bool {
+        self.read(&["node", node])["spec"]["unschedulable"] == json!(true)
+    }
+}
+
+/// Adds the fields of one object to another.
+fn merge(object: &mut Value, more: Value) {
+    let Value::Object(more) = more else { panic!("{more} is no object") };
+    object.as_object_mut().unwrap().extend(more);
+}
+
+fn labelled(app: &str) -> Value {
+    json!({ "labels": { "app": app } })
+}
+
+/// The owner reference by which a controller claims a pod.
+fn owned_by(kind: &str, name: &str, uid: &str) -> Value {
+    let group = if kind == "Job" { "batch/v1" } else { "apps/v1" };
+    json!({ "ownerReferences": [{
+        "apiVersion": group, "kind": kind, "name": name, "uid": uid, "controller": true,
+    }] })
+}

@@ -1,0 +1,103 @@
+//! Evictions, and pods that run to their end.
+
+use std::time::Duration;
+
+use serde_json::json;
+use wharf_core::drain::PodRef;
+use wharf_kube::Eviction;
+
+use crate::{labelled, world};
+
+#[tokio::test]
+async fn an_eviction_that_a_budget_refuses_names_it_and_succeeds_once_it_allows() {
+    let world = world();
+    world.node("guarded");
+    let first = world.pod_with("guarded", "guarded-1", labelled("guard"));
+    world.budget("guard", 1, 1);
+    let cluster = world.cluster();
+    for rehearse in [true, false] {
+        let answer = cluster.evict(&first, rehearse).await.unwrap();
+        let Eviction::Refused { budgets, message } = answer else { panic!("{answer:?}") };
+        let budgets: Vec<_> =
+            budgets.iter().map(|budget| (budget.name.as_str(), budget.allowed)).collect();
+        assert_eq!(budgets, [("guard", 0)]);
+        assert!(message.contains("guard"), "{message}");
+        assert!(world.is_there(&first));
+    }
+    let second = world.pod_with("guarded", "guarded-2", labelled("guard"));
+    world.wait_until_budget_allows("guard", 1);
+    assert_eq!(cluster.evict(&first, true).await.unwrap(), Eviction::Accepted);
+    assert!(world.is_there(&first), "a rehearsal evicts nobody");
+    assert_eq!(cluster.evict(&first, false).await.unwrap(), Eviction::Accepted);
+    assert!(!world.is_there(&first));
+    assert!(world.is_there(&second));
+}
+
+#[tokio::test]
+async fn a_pod_with_another_uid_is_left_alone() {
+    let world = world();
+    world.node("reborn");
+    let pod = world.pod("reborn", "reborn-1");
+    let earlier = PodRef { uid: "00000000-0000-0000-0000-000000000000".to_owned(), ..pod.clone() };
+    let cluster = world.cluster();
+    assert_eq!(cluster.evict(&earlier, false).await.unwrap(), Eviction::Gone);
+    assert!(world.is_there(&pod));
+    let never = PodRef { name: "never-was".to_owned(), ..pod.clone() };
+    assert_eq!(cluster.evict(&never, false).await.unwrap(), Eviction::Gone);
+    assert_eq!(cluster.evict(&pod, false).await.unwrap(), Eviction::Accepted);
+    assert!(!world.is_there(&pod));
+}
+
+#[tokio::test]
+async fn two_budgets_on_one_pod_are_a_refusal_that_names_both() {
+    let world = world();
+    world.node("twice");
+    let pod = world.pod_with("twice", "twice-1", labelled("twice"));
+    world.budget("twice", 1, 1);
+    world.create(&json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": { "name": "twice-again" },
+        "spec": { "minAvailable": 0, "selector": { "matchLabels": { "app": "twice" } } },
+    }));
+    let answer = world.cluster().evict(&pod, true).await.unwrap();
+    let Eviction::Refused { budgets, .. } = answer else { panic!("{answer:?}") };
+    let mut names: Vec<_> = budgets.iter().map(|budget| budget.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["twice", "twice-again"]);
+}
+
+/// There is no kubelet, so the pod cannot run; what can be shown is that it is explained and that
+/// nothing stays behind.
+#[tokio::test]
+async fn a_pod_that_does_not_end_in_time_is_explained_and_deleted() {
+    let world = world();
+    let manifest = "
+apiVersion: v1
+kind: Pod
+metadata: {name: check}
+spec: {restartPolicy: Never, containers: [{name: main, image: none}]}
+";
+    let cluster = world.cluster();
+    for _ in 0..2 {
+        let run = cluster.run_pod_to_completion(manifest, Duration::from_millis(500)).await;
+        let error = run.unwrap_err().to_string();
+        assert!(error.contains("check") && error.contains("Pending"), "{error}");
+        assert_eq!(world.kubectl(&["get", "pod", "check", "--ignore-not-found"], ""), "");
+    }
+}
+
+#[tokio::test]
+async fn a_deployment_without_pods_is_not_ready_and_says_so() {
+    let world = world();
+    let cluster = world.cluster();
+    let soon = Duration::from_millis(300);
+    let error = cluster.wait_deployment_ready("default", "none", soon).await.unwrap_err();
+    assert!(error.to_string().contains("there is none"), "{error}");
+    world.kubectl(&["create", "deployment", "idle", "--image=none"], "");
+    let error = cluster.wait_deployment_ready("default", "idle", soon).await.unwrap_err();
+    assert!(error.to_string().contains("has not looked at it"), "{error}");
+    let status = r#"{"status":{"observedGeneration":1,"replicas":1,"updatedReplicas":1,
+        "readyReplicas":1,"availableReplicas":1}}"#;
+    world.kubectl(&["patch", "deployment", "idle", "--subresource=status", "-p", status], "");
+    cluster.wait_deployment_ready("default", "idle", Duration::from_secs(10)).await.unwrap();
+}
