@@ -10,7 +10,11 @@ pub mod client;
 pub mod cluster;
 pub mod error;
 pub mod event;
+pub mod kubeconfig;
+pub mod node;
+pub mod operation;
 pub mod resource;
+pub mod secret;
 pub mod server;
 pub mod user;
 
@@ -18,3 +22,5 @@ pub mod user;
 pub const PREFIX: &str = "/api/v1";
 /// The same API under the prefix that existing clients use.
 pub const LEGACY_PREFIX: &str = "/apis/zcloud.cn/v1";
+/// Where existing clients look for WebSockets.
+pub const LEGACY_SOCKETS: &str = "/apis/ws.zcloud.cn/v1";

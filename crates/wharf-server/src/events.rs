@@ -301,7 +301,7 @@ fn written_at(change: &Change) -> Option<Timestamp> {
 
 fn event_of(change: &Change, time: Timestamp) -> Option<Published> {
     let (kind, id) = change.key().split_once('/')?;
-    if matches!(kind, "meta" | "audit") {
+    if matches!(kind, "meta" | "audit" | "vault") {
         return None;
     }
     let revision = change.revision();

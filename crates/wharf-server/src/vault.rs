@@ -6,7 +6,10 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use wharf_core::{cluster::ClusterSecrets, record::Kind};
-use wharf_store::{Sealed, Sealer, Store, StoreError, StoreResult, Stored, Txn};
+use wharf_pki::ClusterPki;
+use wharf_store::{Sealed, StoreError, StoreResult, Stored, Txn};
+
+use crate::app::AppState;
 
 /// The secrets of one cluster.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -14,7 +17,7 @@ pub struct Vault {
     pub secrets: ClusterSecrets,
     /// Certificates and keys that the installer made, in its own form.
     #[serde(default)]
-    pub pki: Option<serde_json::Value>,
+    pub pki: Option<ClusterPki>,
     /// How an imported cluster is reached.
     #[serde(default)]
     pub kubeconfig: Option<String>,
@@ -42,16 +45,16 @@ fn context(cluster: &str) -> String {
     wharf_store::typed::key_of::<VaultRecord>(cluster)
 }
 
-pub fn seal(sealer: &Sealer, cluster: &str, vault: &Vault) -> StoreResult<VaultRecord> {
+pub fn seal(app: &AppState, cluster: &str, vault: &Vault) -> StoreResult<VaultRecord> {
     let context = context(cluster);
     let text = serde_json::to_vec(vault)
         .map_err(|source| StoreError::Encode { key: context.clone(), source })?;
-    Ok(VaultRecord { cluster: cluster.to_owned(), sealed: sealer.seal(&context, &text) })
+    Ok(VaultRecord { cluster: cluster.to_owned(), sealed: app.sealer.seal(&context, &text) })
 }
 
-pub fn open(sealer: &Sealer, record: &VaultRecord) -> StoreResult<Vault> {
+fn open(app: &AppState, record: &VaultRecord) -> StoreResult<Vault> {
     let context = context(&record.cluster);
-    let text = sealer.open_sealed(&context, &record.sealed)?;
+    let text = app.sealer.open_sealed(&context, &record.sealed)?;
     // The error would quote the text, and that is the secret.
     serde_json::from_slice(&text).map_err(|_| StoreError::Unreadable {
         key: context,
@@ -59,38 +62,36 @@ pub fn open(sealer: &Sealer, record: &VaultRecord) -> StoreResult<Vault> {
     })
 }
 
-/// A cluster's vault with its record, to be replaced by [`replace`]; `None` if there is none.
-pub async fn read(
-    store: &Store,
-    sealer: &Sealer,
+/// A cluster's vault; an empty one if there is none.
+pub async fn read(app: &AppState, cluster: &str) -> StoreResult<Vault> {
+    Ok(find(app, cluster).await?.map(|(vault, _)| vault).unwrap_or_default())
+}
+
+/// A cluster's vault with its record, for [`put`].
+pub async fn find(
+    app: &AppState,
     cluster: &str,
 ) -> StoreResult<Option<(Vault, Stored<VaultRecord>)>> {
-    let Some(record) = store.read::<VaultRecord>(cluster).await? else { return Ok(None) };
-    let vault = open(sealer, &record.value)?;
+    let Some(record) = app.store.read::<VaultRecord>(cluster).await? else { return Ok(None) };
+    let vault = open(app, &record.value)?;
     Ok(Some((vault, record)))
 }
 
-/// Adds the vault of a new cluster to its transaction. Whatever was left under that name, of a
-/// cluster that was forgotten, is overwritten.
-pub fn create(
+/// Adds a vault to a transaction: in place of `old`, which must not have changed since it was
+/// read, or whatever is there, such as the vault of a cluster of that name that is gone.
+pub fn put(
     txn: Txn,
-    sealer: &Sealer,
+    app: &AppState,
     cluster: &str,
+    old: Option<&Stored<VaultRecord>>,
     vault: &Vault,
     at: Timestamp,
 ) -> StoreResult<Txn> {
-    txn.write(cluster, &seal(sealer, cluster, vault)?, at, None)
-}
-
-/// Adds a changed vault to a transaction; refused if somebody else changed it since it was read.
-pub fn replace(
-    txn: Txn,
-    sealer: &Sealer,
-    old: &Stored<VaultRecord>,
-    vault: &Vault,
-    at: Timestamp,
-) -> StoreResult<Txn> {
-    txn.replace(old, &seal(sealer, &old.id, vault)?, at)
+    let sealed = seal(app, cluster, vault)?;
+    match old {
+        Some(old) => txn.replace(old, &sealed, at),
+        None => txn.write(cluster, &sealed, at, None),
+    }
 }
 
 /// Adds the end of a cluster's vault to a transaction.

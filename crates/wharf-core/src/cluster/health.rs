@@ -21,7 +21,6 @@ pub struct HealthRecord {
     pub used: Amounts,
     /// Whether `used` was measured; otherwise it is the sum of what pods requested.
     pub measured: bool,
-    pub checked_at: Timestamp,
     /// Last, so that whoever wants only the sums can stop reading here.
     pub nodes: Vec<NodeHealth>,
 }
@@ -116,7 +115,6 @@ impl HealthRecord {
         version: Option<String>,
         nodes: Vec<NodeHealth>,
         measured: bool,
-        now: Timestamp,
     ) -> Self {
         let carrying = || nodes.iter().filter(|node| !node.is_controlplane());
         Self {
@@ -127,14 +125,8 @@ impl HealthRecord {
             capacity: carrying().map(|node| node.capacity).sum(),
             used: carrying().map(|node| node.used).sum(),
             measured,
-            checked_at: now,
             nodes,
         }
-    }
-
-    /// Whether another look found the same, whenever that was.
-    pub fn says_the_same_as(&self, other: &Self) -> bool {
-        Self { checked_at: other.checked_at, ..self.clone() } == *other
     }
 
     pub fn summary(&self) -> HealthSummary {
@@ -180,20 +172,15 @@ mod tests {
             node("b", "worker", 2000),
             node("c", "worker", 500),
         ];
-        let health = HealthRecord::new("demo", None, nodes, true, Timestamp::UNIX_EPOCH);
+        let health = HealthRecord::new("demo", None, nodes, true);
         assert_eq!((health.node_count, health.ready_count), (3, 3));
         assert_eq!(health.capacity, Amounts { cpu_milli: 2500, memory_bytes: 20, pods: 2 });
         assert!(health.nodes[0].is_controlplane());
-        let later = HealthRecord { checked_at: Timestamp::MAX, ..health.clone() };
-        assert!(later.says_the_same_as(&health));
-        let other = HealthRecord { measured: false, ..health.clone() };
-        assert!(!other.says_the_same_as(&health));
     }
 
     #[test]
     fn a_summary_reads_the_record_of_the_whole() {
-        let health =
-            HealthRecord::new("demo", None, vec![node("b", "worker", 1)], true, Timestamp::MIN);
+        let health = HealthRecord::new("demo", None, vec![node("b", "worker", 1)], true);
         let text = serde_json::to_string(&health).unwrap();
         let summary: HealthSummary = serde_json::from_str(&text).unwrap();
         assert_eq!(summary, health.summary());

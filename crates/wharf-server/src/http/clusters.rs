@@ -1,19 +1,29 @@
 //! `/clusters`
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
 use serde::Deserialize;
 use utoipa::IntoParams;
-use wharf_api::{cluster::Cluster, error::ErrorBody, resource::Collection};
-use wharf_core::{cluster::ClusterRecord, name::check_cluster_name};
+use wharf_api::{
+    cluster::{Cluster, ClusterRequest, ImportCluster},
+    error::{ErrorBody, ErrorCode},
+    resource::Collection,
+};
+use wharf_core::cluster::DeleteMode;
 
 use super::{
     answer::Tagged,
     convert,
-    extract::{Path, Prefix, Query},
+    extract::{IfMatch, Path, Prefix, Query, Raw, parse_json},
 };
 use crate::{
     access::Caller,
     app::App,
+    clusters::{self, Import},
     error::{ApiError, ApiResult},
 };
 
@@ -32,21 +42,8 @@ pub async fn list(
     caller: Caller,
     Query(filter): Query<Filter>,
 ) -> ApiResult<Json<Collection<Cluster>>> {
-    let (records, _) = app.store.read_all::<ClusterRecord>("").await?;
-    let data = records
-        .iter()
-        .filter(|record| match record {
-            Ok(stored) => {
-                let shown = !filter.onlyready || stored.value.state.is_ready();
-                shown && caller.role.sees_cluster(&stored.id)
-            }
-            Err(unreadable) => caller.role.sees_cluster(&unreadable.id),
-        })
-        .map(|record| match record {
-            Ok(stored) => convert::cluster(prefix.0, stored),
-            Err(unreadable) => convert::unreadable_cluster(prefix.0, unreadable),
-        })
-        .collect();
+    let shown = clusters::list(&app, &caller, filter.onlyready).await?;
+    let data = shown.iter().map(|shown| convert::cluster::shown(prefix.0, shown)).collect();
     Ok(Json(Collection::new("cluster", &format!("{}/clusters", prefix.0), data)))
 }
 
@@ -58,15 +55,131 @@ pub async fn get(
     caller: Caller,
     Path(name): Path<String>,
 ) -> ApiResult<Tagged<Cluster>> {
-    let missing = || ApiError::not_found("cluster", &name);
-    if check_cluster_name(&name).is_err() || !caller.role.sees_cluster(&name) {
-        return Err(missing());
-    }
-    let entry = app.store.get(&wharf_store::typed::key_of::<ClusterRecord>(&name)).await?;
-    let entry = entry.ok_or_else(missing)?;
-    let cluster = match wharf_store::Stored::<ClusterRecord>::decode(&entry) {
-        Ok(stored) => convert::cluster(prefix.0, &stored),
-        Err(unreadable) => convert::unreadable_cluster(prefix.0, &unreadable),
+    let shown = clusters::get(&app, &caller, &name).await?;
+    Ok(Tagged(StatusCode::OK, shown.revision, convert::cluster::shown(prefix.0, &shown)))
+}
+
+/// Checks a wish for a cluster and begins to create it.
+#[utoipa::path(post, path = "/clusters", tag = "clusters", request_body = ClusterRequest, responses((status = 201, body = Cluster), (status = "4XX", body = ErrorBody)))]
+pub async fn create(
+    State(app): State<App>,
+    prefix: Prefix,
+    caller: Caller,
+    Raw(body): Raw,
+) -> ApiResult<Tagged<Cluster>> {
+    let draft = convert::cluster::draft(&body)?;
+    let made = clusters::create(&app, &caller, &draft).await?;
+    let cluster = convert::cluster::cluster(prefix.0, &made.value, None);
+    Ok(Tagged(StatusCode::CREATED, made.revision, cluster))
+}
+
+/// Checks a changed wish and begins to change the cluster, or goes on with its creation. What was
+/// read may be sent back: read-only fields are passed over, an empty `sshKey` keeps the old one,
+/// `network` and `clusterUpstreamDNS` are ignored.
+#[utoipa::path(put, path = "/clusters/{name}", tag = "clusters", params(("name" = String, Path), ("If-Match" = Option<String>, Header, description = "The ETag that the change is based on")), request_body = ClusterRequest, responses((status = 200, body = Cluster), (status = "4XX", body = ErrorBody)))]
+pub async fn update(
+    State(app): State<App>,
+    prefix: Prefix,
+    caller: Caller,
+    Path(name): Path<String>,
+    IfMatch(revision): IfMatch,
+    Raw(body): Raw,
+) -> ApiResult<Tagged<Cluster>> {
+    let draft = convert::cluster::draft(&body)?;
+    let changed = clusters::update(&app, &caller, &name, &draft, revision, |record, names| {
+        let app = app.clone();
+        async move { clusters::storage_nodes(&app, &record, names).await }
+    })
+    .await?;
+    let health = clusters::get(&app, &caller, &name).await?.health;
+    let cluster = convert::cluster::cluster(prefix.0, &changed.value, health.as_ref());
+    Ok(Tagged(StatusCode::OK, changed.revision, cluster))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+pub struct Removal {
+    /// `clean` (default): clean every host, for a bounded time; `force`: clean the hosts that answer
+    /// at once; `forget`: touch no host.
+    mode: Option<String>,
+}
+
+/// Begins to delete a cluster; its operation tells how that went.
+#[utoipa::path(delete, path = "/clusters/{name}", tag = "clusters", params(("name" = String, Path), Removal, ("If-Match" = Option<String>, Header, description = "The ETag that the deletion is based on")), responses((status = 202), (status = "4XX", body = ErrorBody)))]
+pub async fn delete(
+    State(app): State<App>,
+    caller: Caller,
+    Path(name): Path<String>,
+    Query(removal): Query<Removal>,
+    IfMatch(revision): IfMatch,
+) -> ApiResult<StatusCode> {
+    let mode = match removal.mode.as_deref() {
+        None | Some("" | "clean") => DeleteMode::Clean,
+        Some("force") => DeleteMode::Force,
+        Some("forget") => DeleteMode::Forget,
+        Some(other) => {
+            let message = format!("mode {other} isn't included in options [clean force forget]");
+            return Err(ApiError::new(ErrorCode::InvalidOption, message));
+        }
     };
-    Ok(Tagged(StatusCode::OK, entry.modified, cluster))
+    clusters::delete(&app, &caller, &name, mode, revision).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+pub struct Action {
+    /// `cancel`: stop what is under way, without a body; `import`: take in a cluster that exists
+    /// already under this name, which must be free.
+    action: Option<String>,
+}
+
+/// Acts on a cluster.
+#[utoipa::path(post, path = "/clusters/{name}", tag = "clusters", params(("name" = String, Path), Action), request_body = ImportCluster, responses((status = 200, body = Cluster), (status = "4XX", body = ErrorBody)))]
+pub async fn act(
+    State(app): State<App>,
+    prefix: Prefix,
+    caller: Caller,
+    Path(name): Path<String>,
+    Query(action): Query<Action>,
+    Raw(body): Raw,
+) -> ApiResult<Response> {
+    match action.action.as_deref() {
+        Some("cancel") => {
+            clusters::cancel(&app, &caller, &name).await?;
+            Ok(StatusCode::OK.into_response())
+        }
+        Some("import") => {
+            let import = import_of(parse_json(&body)?)?;
+            let made = clusters::import(&app, &caller, &name, import, clusters::probe).await?;
+            let health = clusters::get(&app, &caller, &name).await?.health;
+            let cluster = convert::cluster::cluster(prefix.0, &made.value, health.as_ref());
+            Ok(Tagged(StatusCode::OK, made.revision, cluster).into_response())
+        }
+        other => Err(ApiError::new(
+            ErrorCode::InvalidAction,
+            format!("clusters have no action {:?}", other.unwrap_or_default()),
+        )
+        .hint("the actions are: cancel, import")),
+    }
+}
+
+fn import_of(body: ImportCluster) -> ApiResult<Import> {
+    let is_there = |value: &serde_json::Value| value.as_object().is_some_and(|o| !o.is_empty());
+    let current = body.current_state.map(|secret| secret.0).filter(is_there);
+    let desired = body.desired_state.map(|secret| secret.0).filter(is_there);
+    let kubeconfig = body.kube_config.map(|secret| secret.0).filter(|text| !text.trim().is_empty());
+    match (kubeconfig, current, desired) {
+        (Some(text), None, None) => Ok(Import::Kubeconfig(text)),
+        (None, Some(state), _) => Ok(Import::State("currentState", state)),
+        (None, None, Some(state)) => Ok(Import::State("desiredState", state)),
+        (None, None, None) => Err(ApiError::field(
+            "kubeConfig",
+            ErrorCode::MissingRequired,
+            "field kubeConfig is missing: give a kubeconfig, or the state document",
+        )),
+        (Some(_), _, _) => Err(ApiError::field(
+            "kubeConfig",
+            ErrorCode::InvalidBodyContent,
+            "give either a kubeconfig or the state document",
+        )),
+    }
 }

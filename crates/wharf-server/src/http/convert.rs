@@ -1,18 +1,18 @@
 //! From records to the wire and back.
 
+pub mod cluster;
+pub mod node;
+pub mod operation;
+
 use std::collections::BTreeSet;
 
 use wharf_api::{
-    cluster as wire_cluster,
     error::ErrorCode,
     resource::{Head, Links},
     server as wire_server, user as wire,
 };
-use wharf_core::{
-    access::{AuditOutcome, AuditRecord, Role, Scope, Token, User},
-    cluster::ClusterRecord,
-};
-use wharf_store::{Stored, Unreadable};
+use wharf_core::access::{AuditOutcome, AuditRecord, Role, Scope, Token, User};
+use wharf_store::Stored;
 
 use crate::{
     engine::Member,
@@ -119,54 +119,6 @@ pub fn audit(prefix: &str, stored: Stored<AuditRecord>) -> wire::Audit {
             AuditOutcome::Done => wire::Outcome::Done,
             AuditOutcome::Refused => wire::Outcome::Refused,
         },
-    }
-}
-
-pub fn cluster(prefix: &str, stored: &Stored<ClusterRecord>) -> wire_cluster::Cluster {
-    let record = &stored.value;
-    let nodes: Vec<_> = record
-        .spec
-        .nodes
-        .iter()
-        .map(|node| wire_cluster::ClusterNode {
-            name: node.name.clone(),
-            address: node.address.to_string(),
-            roles: node.roles.iter().map(|role| role.name().to_owned()).collect(),
-        })
-        .collect();
-    wire_cluster::Cluster {
-        head: cluster_head(prefix, &stored.id, record.created_at),
-        name: record.spec.name.clone(),
-        status: record.state.name().to_owned(),
-        reason: record.reason.as_ref().map(|reason| reason.text.clone()),
-        node_count: nodes.len(),
-        nodes,
-        owner: record.ownership.owner.as_ref().map(ToString::to_string),
-        epoch: record.ownership.epoch,
-    }
-}
-
-/// A record that cannot be read is shown with its reason instead of being lost from sight.
-pub fn unreadable_cluster(prefix: &str, unreadable: &Unreadable) -> wire_cluster::Cluster {
-    wire_cluster::Cluster {
-        head: cluster_head(prefix, &unreadable.id, jiff::Timestamp::UNIX_EPOCH),
-        name: unreadable.id.clone(),
-        status: "Unreachable".to_owned(),
-        reason: Some(format!("its record cannot be read: {}", unreadable.reason)),
-        nodes: Vec::new(),
-        node_count: 0,
-        owner: None,
-        epoch: 0,
-    }
-}
-
-fn cluster_head(prefix: &str, id: &str, created_at: jiff::Timestamp) -> Head {
-    Head {
-        id: id.to_owned(),
-        type_: "cluster".to_owned(),
-        links: only_self(&format!("{prefix}/clusters"), id),
-        creation_timestamp: created_at,
-        deletion_timestamp: None,
     }
 }
 

@@ -21,9 +21,11 @@ use wharf_api::{
 use wharf_core::access::Role;
 use wharf_store::Revision;
 
+use super::extract::Path;
 use crate::{
     access::{Caller, CallerKind, token},
     app::App,
+    clusters,
     error::{ApiError, ApiResult},
     events::{Delivery, Subscription},
 };
@@ -42,9 +44,31 @@ pub async fn stream(
     caller: Caller,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
+    start(app, caller, &headers, None).await
+}
+
+/// Live changes of one cluster and of what belongs to it; otherwise as `/events`.
+#[utoipa::path(get, path = "/clusters/{name}/events", tag = "events", operation_id = "stream_of_cluster", params(("name" = String, Path), ("Last-Event-ID" = Option<u64>, Header, description = "Only changes after this revision")), responses((status = 200, content_type = "text/event-stream", body = Event), (status = "4XX", body = ErrorBody)))]
+pub async fn stream_of_cluster(
+    State(app): State<App>,
+    caller: Caller,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> ApiResult<Response> {
+    clusters::get(&app, &caller, &name).await?;
+    start(app, caller, &headers, Some(name)).await
+}
+
+/// Begins a stream of what the caller may see, of one cluster if it is named.
+async fn start(
+    app: App,
+    caller: Caller,
+    headers: &HeaderMap,
+    cluster: Option<String>,
+) -> ApiResult<Response> {
     let open = Open::new(&app, &caller)?;
-    let subscription = app.hub.subscribe(last_seen(&headers)?).await?;
-    let events = deliver(app, caller, subscription, open);
+    let subscription = app.hub.subscribe(last_seen(headers)?).await?;
+    let events = deliver(app, caller, subscription, open, cluster);
     Ok(Sse::new(events).keep_alive(sse::KeepAlive::new().interval(KEEP_ALIVE)).into_response())
 }
 
@@ -65,14 +89,15 @@ fn deliver(
     caller: Caller,
     subscription: Subscription,
     open: Open,
+    cluster: Option<String>,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let end = end_of(app.stopping.clone(), &caller);
     // At once and without an event: where to resume, should the stream break before the first.
     let position = sse::Event::default().id(subscription.position().to_string());
-    let state = (app, caller, subscription, open);
-    let events = stream::unfold(state, |(app, caller, mut subscription, open)| async move {
-        let event = next_event(&app, &caller, &mut subscription).await?;
-        Some((Ok(event), (app, caller, subscription, open)))
+    let state = (app, caller, subscription, open, cluster);
+    let events = stream::unfold(state, |(app, caller, mut subscription, open, cluster)| async {
+        let event = next_event(&app, &caller, &mut subscription, cluster.as_deref()).await?;
+        Some((Ok(event), (app, caller, subscription, open, cluster)))
     });
     stream::once(async { Ok(position) }).chain(events).take_until(end)
 }
@@ -83,6 +108,7 @@ async fn next_event(
     app: &App,
     caller: &Caller,
     subscription: &mut Subscription,
+    cluster: Option<&str>,
 ) -> Option<sse::Event> {
     loop {
         let delivery = match subscription.next().await {
@@ -100,7 +126,11 @@ async fn next_event(
             {
                 return None;
             }
-            Delivery::Event(published) if published.is_for(&caller.role) => {
+            Delivery::Event(published)
+                if published.is_for(&caller.role)
+                    && cluster
+                        .is_none_or(|name| published.event.cluster.as_deref() == Some(name)) =>
+            {
                 let event = sse::Event::default().id(published.complete.to_string());
                 return Some(event.event(&published.event.type_).data(&published.json));
             }
@@ -120,7 +150,10 @@ async fn next_event(
 }
 
 /// When the server stops or the caller's token expires.
-fn end_of(stopping: CancellationToken, caller: &Caller) -> impl Future<Output = ()> + use<> {
+pub(super) fn end_of(
+    stopping: CancellationToken,
+    caller: &Caller,
+) -> impl Future<Output = ()> + use<> {
     let left = match caller.kind {
         CallerKind::User { until, .. } => until.duration_since(Timestamp::now()),
         CallerKind::Nobody | CallerKind::Local => SignedDuration::MAX,
@@ -138,13 +171,13 @@ fn end_of(stopping: CancellationToken, caller: &Caller) -> impl Future<Output = 
 const STREAMS_PER_VIEWER: usize = 50;
 
 /// Counts an open stream for as long as it lives.
-struct Open {
+pub(super) struct Open {
     app: App,
     user: String,
 }
 
 impl Open {
-    fn new(app: &App, caller: &Caller) -> ApiResult<Self> {
+    pub(super) fn new(app: &App, caller: &Caller) -> ApiResult<Self> {
         let limit = app.config.limits.event_streams;
         let own_limit = if caller.role == Role::Admin { limit } else { STREAMS_PER_VIEWER };
         let mut streams = app.streams.lock().unwrap_or_else(PoisonError::into_inner);

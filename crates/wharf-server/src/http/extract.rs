@@ -23,13 +23,24 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        check_media_type(request.headers())?;
-        let bytes =
-            Bytes::from_request(request, state).await.map_err(|rejection| match rejection {
-                BytesRejection::FailedToBufferBody(inner) if inner.status() == 413 => too_large(),
-                _ => ApiError::new(ErrorCode::MalformedBody, "the body broke off"),
-            })?;
+        let Raw(bytes) = Raw::from_request(request, state).await?;
         parse_json(&bytes).map(Body)
+    }
+}
+
+/// A body whose form depends on something else of the request; [`parse_json`] reads it.
+pub struct Raw(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Raw {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        check_media_type(request.headers())?;
+        let bytes = Bytes::from_request(request, state).await;
+        bytes.map(Raw).map_err(|rejection| match rejection {
+            BytesRejection::FailedToBufferBody(inner) if inner.status() == 413 => too_large(),
+            _ => ApiError::new(ErrorCode::MalformedBody, "the body broke off"),
+        })
     }
 }
 
@@ -59,13 +70,25 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> ApiResult<T> {
         let place = error.valid_up_to();
         ApiError::new(ErrorCode::MalformedBody, format!("the body is not UTF-8 at byte {place}"))
     })?;
+    let mut json = serde_json::Deserializer::from_str(text);
+    let parsed = parse_known(&mut json)?;
+    json.end().map_err(|error| malformed(&error, "."))?;
+    Ok(parsed)
+}
+
+/// As [`parse_json`], for a value that was read already.
+pub fn parse_value<T: DeserializeOwned>(value: serde_json::Value) -> ApiResult<T> {
+    parse_known(value)
+}
+
+fn parse_known<'de, T: DeserializeOwned>(
+    json: impl serde::Deserializer<'de, Error = serde_json::Error>,
+) -> ApiResult<T> {
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
-    let mut json = serde_json::Deserializer::from_str(text);
-    let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
+    let tracked = serde_path_to_error::Deserializer::new(json, &mut track);
     let parsed = serde_ignored::deserialize(tracked, |path| unknown.push(render_path(&path)));
     let parsed: T = parsed.map_err(|error| malformed(&error, &track.path().to_string()))?;
-    json.end().map_err(|error| malformed(&error, "."))?;
     if unknown.is_empty() {
         return Ok(parsed);
     }

@@ -23,9 +23,9 @@ use wharf_core::access::{Need, Role, Scope};
 use super::{
     audit, clusters, docs, events,
     extract::Prefix,
-    health,
+    health, kubeconfigs,
     layers::{self, Peer, RequestId},
-    members, tokens, users,
+    members, nodes, operations, tokens, users, zkelog,
 };
 use crate::{
     access::{Caller, CallerKind, token, unauthorized},
@@ -49,8 +49,20 @@ fn api(app: &App) -> Table {
         .add(Need::Viewer, routes!(tokens::delete))
         .add(Need::Admin, routes!(audit::list))
         .add(Need::Viewer, routes!(events::stream))
+        .add(Need::Viewer, routes!(events::stream_of_cluster))
         .add(Need::Viewer, routes!(clusters::list))
+        .add(Need::Admin, routes!(clusters::create))
         .add(Need::Viewer, routes!(clusters::get))
+        .add(Need::Admin, routes!(clusters::update, clusters::delete, clusters::act))
+        .add(Need::Admin, routes!(kubeconfigs::list))
+        .add(Need::Admin, routes!(kubeconfigs::get))
+        .add(Need::Viewer, routes!(nodes::list))
+        .add(Need::Viewer, routes!(nodes::get))
+        .add(Need::Viewer, routes!(operations::list))
+        .add(Need::Viewer, routes!(operations::get))
+        .add(Need::Viewer, routes!(operations::list_of_cluster))
+        .add(Need::Viewer, routes!(operations::get_of_cluster))
+        .add_socket(Need::Viewer, routes!(zkelog::follow))
         .add(Need::Admin, routes!(members::list))
 }
 
@@ -60,6 +72,11 @@ fn service(app: &App) -> Table {
         .add(Need::Nobody, routes!(health::healthz))
         .add(Need::Nobody, routes!(health::readyz))
         .add(Need::Nobody, routes!(health::metrics))
+}
+
+/// What existing clients look for under a prefix of its own.
+fn sockets(app: &App) -> Table {
+    Table::new(app).add_socket(Need::Viewer, routes!(zkelog::follow))
 }
 
 /// One route as it stands in the table.
@@ -90,8 +107,22 @@ impl Table {
         }
     }
 
-    fn add(mut self, need: Need, (schemas, paths, handler): UtoipaMethodRouter<App>) -> Self {
-        let guard = from_fn_with_state((self.app.clone(), need), admit);
+    fn add(self, need: Need, routes: UtoipaMethodRouter<App>) -> Self {
+        self.add_guarded(need, Token::InHeader, routes)
+    }
+
+    /// A route for WebSockets: a page cannot set a header there, so the token may be elsewhere.
+    fn add_socket(self, need: Need, routes: UtoipaMethodRouter<App>) -> Self {
+        self.add_guarded(need, Token::Anywhere, routes)
+    }
+
+    fn add_guarded(
+        mut self,
+        need: Need,
+        token: Token,
+        (schemas, paths, handler): UtoipaMethodRouter<App>,
+    ) -> Self {
+        let guard = from_fn_with_state((self.app.clone(), need, token), admit);
         let handler = handler.layer(guard);
         for (path, mut item) in paths.paths {
             self.router = self.router.route(&path, handler.clone());
@@ -129,6 +160,7 @@ fn complete(operation: &mut Operation, need: Need) {
             response.description = match status.as_str() {
                 "200" => "Done",
                 "201" => "Made",
+                "202" => "Begun",
                 "204" => "Done; there is nothing to say",
                 _ => "Refused; the body says why",
             }
@@ -182,6 +214,7 @@ pub fn router(app: &App) -> Router {
         .router
         .nest(wharf_api::PREFIX, under(wharf_api::PREFIX))
         .nest(wharf_api::LEGACY_PREFIX, under(wharf_api::LEGACY_PREFIX))
+        .nest(wharf_api::LEGACY_SOCKETS, sockets(app).router)
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(app.config.limits.body_bytes))
@@ -201,15 +234,27 @@ async fn wrong_method() -> ApiError {
         .hint(format!("{}/docs describes the API", wharf_api::PREFIX))
 }
 
+/// Where a route looks for the caller's token.
+#[derive(Clone, Copy)]
+enum Token {
+    InHeader,
+    /// The header, the console's cookie or the query.
+    Anywhere,
+}
+
 /// Lets a request through to its handler if the caller may. It runs before the body is read.
 async fn admit(
-    State((app, need)): State<(App, Need)>,
+    State((app, need, place)): State<(App, Need, Token)>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let (peer, id) = (request.extensions().get().cloned(), request.extensions().get().cloned());
     // Where nobody is needed nobody is looked for: health does not depend on the store.
-    let token = if need == Need::Nobody { Ok(None) } else { bearer(request.headers()) };
+    let token = match (need, place) {
+        (Need::Nobody, _) => Ok(None),
+        (Need::Viewer | Need::Admin, Token::InHeader) => bearer(request.headers()),
+        (Need::Viewer | Need::Admin, Token::Anywhere) => zkelog::token_of(&request, bearer),
+    };
     let caller = match caller_of(&app, peer, id, token).await {
         Ok(caller) => caller,
         Err(error) => return error.into_response(),

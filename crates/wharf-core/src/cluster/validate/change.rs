@@ -49,29 +49,29 @@ pub(super) fn name(draft: &Draft, old: &ClusterSpec, faults: &mut Faults) {
 /// What was settled when the cluster was made.
 pub(super) fn fixed_settings(draft: &Draft, old: &ClusterSpec, faults: &mut Faults) {
     let range = |text: &str| parse_range(text);
-    fixed("clusterCidr", draft.cluster_cidr.as_deref(), old.cluster_cidr, range, faults);
-    fixed("serviceCidr", draft.service_cidr.as_deref(), old.service_cidr, range, faults);
+    fixed("clusterCidr", draft.cluster_cidr.as_deref(), &old.cluster_cidr, range, faults);
+    fixed("serviceCidr", draft.service_cidr.as_deref(), &old.service_cidr, range, faults);
     let text = |text: &str| Some(text.to_owned());
     let domain = draft.cluster_domain.as_deref();
-    fixed("clusterDomain", domain, old.cluster_domain.clone(), text, faults);
+    fixed("clusterDomain", domain, &old.cluster_domain, text, faults);
     let dns = draft.cluster_dns_service_ip.as_deref();
     let address = |text: &str| text.parse::<Ipv4Addr>().ok();
-    fixed("clusterDNSServiceIP", dns, old.cluster_dns_service_ip, address, faults);
+    fixed("clusterDNSServiceIP", dns, &old.cluster_dns_service_ip, address, faults);
     let version = |text: &str| Some(plain_version(text).to_owned());
     let given = draft.kubernetes_version.as_deref();
-    fixed("kubernetesVersion", given, old.kubernetes_version.clone(), version, faults);
+    fixed("kubernetesVersion", given, &old.kubernetes_version, version, faults);
 }
 
 /// A fault if the field is given and means something else than before.
 fn fixed<T: PartialEq + std::fmt::Display>(
     field: &str,
     text: Option<&str>,
-    old: T,
+    old: &T,
     parse: impl Fn(&str) -> Option<T>,
     faults: &mut Faults,
 ) {
     let Some(text) = given(text) else { return };
-    if parse(text).as_ref() != Some(&old) {
+    if parse(text).as_ref() != Some(old) {
         let message = format!("{field} can't be changed from {old} to {text}");
         faults.add(field, FaultCode::InvalidOption, message);
     }

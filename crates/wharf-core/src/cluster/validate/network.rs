@@ -47,17 +47,15 @@ pub(super) struct Ranges {
 pub(super) fn ranges(draft: &Draft, faults: &mut Faults) -> Ranges {
     let cluster = range("clusterCidr", draft.cluster_cidr.as_deref(), faults);
     let service = range("serviceCidr", draft.service_cidr.as_deref(), faults);
-    let service = service.map(|range| {
-        let prefix = range.prefix_len();
-        if !(SERVICE_PREFIX_MIN..=SERVICE_PREFIX_MAX).contains(&prefix) {
-            let message = format!(
-                "serviceCidr {range}: the prefix must be from /{SERVICE_PREFIX_MIN} to \
-                 /{SERVICE_PREFIX_MAX}"
-            );
-            faults.add("serviceCidr", FaultCode::InvalidOption, message);
-        }
-        range
-    });
+    if let Ok(range) = service
+        && !(SERVICE_PREFIX_MIN..=SERVICE_PREFIX_MAX).contains(&range.prefix_len())
+    {
+        let message = format!(
+            "serviceCidr {range}: the prefix must be from /{SERVICE_PREFIX_MIN} to \
+             /{SERVICE_PREFIX_MAX}"
+        );
+        faults.add("serviceCidr", FaultCode::InvalidOption, message);
+    }
     // A range that is wrong was reported; what hangs on it cannot be judged.
     let known = cluster.as_ref().ok().zip(service.as_ref().ok());
     if let Some((cluster, service)) = known

@@ -1,0 +1,71 @@
+//! The nodes of a cluster, as they were asked for and as they are.
+
+use std::collections::BTreeMap;
+
+use wharf_core::cluster::{
+    ClusterRecord, NodeRecord, NodeSpec,
+    health::{HealthRecord, NodeHealth},
+};
+use wharf_store::Stored;
+
+use super::get_served;
+use crate::{
+    access::Caller,
+    app::AppState,
+    error::{ApiError, ApiResult},
+};
+
+/// One node with all that is known of it.
+pub struct Node {
+    pub name: String,
+    pub spec: Option<NodeSpec>,
+    pub record: Option<NodeRecord>,
+    pub health: Option<NodeHealth>,
+}
+
+/// All nodes by name: those of the wish, and those that the cluster itself has.
+pub async fn list(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+) -> ApiResult<(Stored<ClusterRecord>, Vec<Node>)> {
+    let record = get_served(app, caller, cluster).await?;
+    let health = app.store.read::<HealthRecord>(cluster).await?;
+    let health = health.map(|stored| stored.value.nodes).unwrap_or_default();
+    let nodes = merge(&record.value, health);
+    Ok((record, nodes))
+}
+
+pub async fn get(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+    name: &str,
+) -> ApiResult<(Stored<ClusterRecord>, Node)> {
+    let (record, nodes) = list(app, caller, cluster).await?;
+    let node = nodes.into_iter().find(|node| node.name == name);
+    Ok((record, node.ok_or_else(|| ApiError::not_found("node", name))?))
+}
+
+fn merge(record: &ClusterRecord, health: Vec<NodeHealth>) -> Vec<Node> {
+    let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
+    let mut entry = |name: &str, fill: &dyn Fn(&mut Node)| {
+        let node = nodes.entry(name.to_owned()).or_insert_with(|| Node {
+            name: name.to_owned(),
+            spec: None,
+            record: None,
+            health: None,
+        });
+        fill(node);
+    };
+    for spec in &record.spec.nodes {
+        entry(&spec.name, &|node| node.spec = Some(spec.clone()));
+    }
+    for (name, known) in &record.nodes {
+        entry(name, &|node| node.record = Some(known.clone()));
+    }
+    for seen in &health {
+        entry(&seen.name, &|node| node.health = Some(seen.clone()));
+    }
+    nodes.into_values().collect()
+}
