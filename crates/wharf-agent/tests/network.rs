@@ -1,0 +1,355 @@
+//! The agent's network on real hosts, with pods that the real CNI plugins plug in. These tests
+//! need root, and the plugins in the cache (`cargo xtask assets`).
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::Value;
+use wharf_core::install::network::{
+    BALANCER, Balancer, NetworkFile, NetworkMode, NetworkNode, pod_mtu, render_conflist,
+};
+use wharf_testbed::process::example;
+use wharf_testbed::{Bind, Host, Options, TestBed, wait_for};
+
+/// The agent looks again every ten seconds; the machine may be busy.
+const SOON: Duration = Duration::from_secs(40);
+const AGENT: &str = "/usr/local/bin/node_agent";
+const PLUGINS: &str = "/opt/cni";
+/// Much more than one packet, to find packets that are too large.
+const BLOB_BYTES: usize = 300_000;
+
+fn start_bed(prefix: &str, hosts: usize) -> TestBed {
+    let plugin = wharf_bundle::cache::find("bridge").expect("the CNI plugins are in the cache");
+    let mut options = Options::hosts(hosts);
+    for host in &mut options.hosts {
+        let bind = |source: &Path, target: &str| Bind {
+            source: source.to_owned(),
+            target: target.into(),
+            read_only: true,
+        };
+        host.binds.push(bind(&example("node_agent").unwrap(), AGENT));
+        host.binds.push(bind(plugin.parent().unwrap(), PLUGINS));
+    }
+    TestBed::start_with(&TestBed::unique_name(prefix), &options).unwrap()
+}
+
+/// A node and the one pod on it.
+struct Node<'a> {
+    host: &'a Host,
+    file: NetworkFile,
+    pod: Ipv4Addr,
+}
+
+impl<'a> Node<'a> {
+    /// Starts the agent as a unit that counts as started when the agent says that it is ready, and
+    /// plugs in a pod. Peers are told later.
+    fn start(host: &'a Host, number: u8, mode: NetworkMode) -> Self {
+        let file = NetworkFile {
+            node: NetworkNode {
+                name: host.name().to_owned(),
+                address: host.address(),
+                pod_cidr: format!("10.42.{number}.0/24").parse().unwrap(),
+            },
+            cluster_cidr: "10.42.0.0/16".parse().unwrap(),
+            service_cidr: "10.43.0.0/16".parse().unwrap(),
+            mode,
+            interface: None,
+            peers: Vec::new(),
+            balancer: Balancer {
+                listen: BALANCER,
+                servers: Vec::new(),
+                authority_file: "/etc/wharf/pki/ca.crt".to_owned(),
+            },
+        };
+        let mut node = Self { host, file, pod: Ipv4Addr::UNSPECIFIED };
+        node.write_file();
+        let config = format!("node_name = '{}'\n", host.name());
+        fs::write(host.root().join("etc/wharf/agent/agent.toml"), config).unwrap();
+        sh(host, "sysctl -qw net.ipv4.ip_forward=1");
+        serve(
+            host,
+            "wharf-agent",
+            &["-p", "Type=notify"],
+            &format!("{AGENT} /etc/wharf/agent/agent.toml"),
+        );
+        node.pod = node.plug_pod();
+        let server = |unit, port, what: &str| {
+            let command =
+                format!("ip netns exec pod socat TCP-LISTEN:{port},fork,reuseaddr {what}");
+            serve(host, unit, &[], &command);
+        };
+        sh(host, &format!("head -c {BLOB_BYTES} /dev/urandom > /run/blob"));
+        server("who", 80, "SYSTEM:'echo $SOCAT_PEERADDR'");
+        server("blob", 81, "OPEN:/run/blob,rdonly");
+        node
+    }
+
+    fn write_file(&self) {
+        let path = self.host.root().join("etc/wharf/agent/network.json");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let new = path.with_extension("new");
+        fs::write(&new, serde_json::to_vec(&self.file).unwrap()).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
+    fn set(&mut self, mode: NetworkMode, peers: &[NetworkNode]) {
+        self.file.mode = mode;
+        self.file.peers = peers.to_vec();
+        self.write_file();
+    }
+
+    /// What containerd does with the configuration for a pod.
+    fn plug_pod(&self) -> Ipv4Addr {
+        let list = render_conflist(&self.file, pod_mtu(self.file.mode, 1500));
+        let list: Value = serde_json::from_str(&list).unwrap();
+        let mut bridge = list["plugins"][0].clone();
+        bridge["cniVersion"] = list["cniVersion"].clone();
+        bridge["name"] = list["name"].clone();
+        fs::write(self.host.root().join("etc/bridge.json"), bridge.to_string()).unwrap();
+        let answer = sh(
+            self.host,
+            &format!(
+                "ip netns add pod && CNI_COMMAND=ADD CNI_CONTAINERID=pod CNI_IFNAME=eth0 \
+                 CNI_NETNS=/run/netns/pod CNI_PATH={PLUGINS} {PLUGINS}/bridge < /etc/bridge.json"
+            ),
+        );
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let address = answer["ips"][0]["address"].as_str().unwrap();
+        address.split('/').next().unwrap().parse().unwrap()
+    }
+
+    /// Whom the pod at `to` sees when this node's pod connects to it.
+    fn seen_by(&self, to: Ipv4Addr) -> Option<String> {
+        let command =
+            format!("ip netns exec pod timeout 3 socat -u TCP:{to}:80,connect-timeout=2 -");
+        let output = self.host.ssh(&["sh", "-c", &command]).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// Pods see each other by their own addresses, in packets of every size.
+    fn reaches(&self, other: &Node<'_>) {
+        wait_for(&format!("pod {} to reach {}", self.pod, other.pod), SOON, || {
+            let own = self.pod.to_string();
+            Ok((self.seen_by(other.pod).as_ref() == Some(&own)).then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:#}\n{}\n{}", self.state(), other.state()));
+        let fetch = format!(
+            "ip netns exec pod timeout 20 socat -u TCP:{}:81,connect-timeout=5 - | wc -c",
+            other.pod
+        );
+        assert_eq!(sh(self.host, &fetch), BLOB_BYTES.to_string());
+    }
+
+    fn routes(&self) -> String {
+        sh(self.host, "ip route show proto 117")
+    }
+
+    fn wait_for_routes(&self, what: &str, wanted: impl Fn(&str) -> bool) {
+        wait_for(what, SOON, || Ok(wanted(&self.routes()).then_some(())))
+            .unwrap_or_else(|error| panic!("{error:#}\n{}", self.state()));
+    }
+
+    /// For the message of a failure.
+    fn state(&self) -> String {
+        let look = "hostname; ip -d addr; ip route; ip neigh; bridge fdb show dev wharf-vx; \
+                    nft list ruleset; journalctl -u wharf-agent --no-pager | tail -20";
+        sh(self.host, &format!("({look}) 2>&1 || true"))
+    }
+}
+
+fn sh(host: &Host, script: &str) -> String {
+    host.run(&["sh", "-c", script]).unwrap()
+}
+
+/// Runs a command as a unit and returns when it counts as started.
+fn serve(host: &Host, unit: &str, options: &[&str], command: &str) {
+    let unit = format!("--unit={unit}");
+    let mut words = vec!["systemd-run", "--quiet", &unit];
+    words.extend(options);
+    words.extend(["sh", "-c"]);
+    let command = format!("exec {command}");
+    words.push(&command);
+    host.run(&words).unwrap();
+}
+
+fn introduce(nodes: &mut [Node<'_>], mode: NetworkMode) {
+    let all: Vec<NetworkNode> = nodes.iter().map(|node| node.file.node.clone()).collect();
+    for node in nodes {
+        let others = |peer: &&NetworkNode| peer.address != node.file.node.address;
+        let peers: Vec<_> = all.iter().filter(others).cloned().collect();
+        node.set(mode, &peers);
+    }
+}
+
+#[test]
+fn pods_reach_each_other_and_what_others_remove_comes_back() {
+    let bed = start_bed("agent-net", 3);
+    let [a, b, outside] = bed.hosts() else { panic!("three hosts were asked for") };
+    let mut nodes = [a, b].map(|host| {
+        let number = host.address().octets()[3];
+        Node::start(host, number, NetworkMode::Routed)
+    });
+    introduce(&mut nodes, NetworkMode::Routed);
+    let [a, b] = &nodes;
+    a.reaches(b);
+    b.reaches(a);
+    let direct = format!("{} via {} dev host0", b.file.node.pod_cidr, b.host.address());
+    assert!(a.routes().contains(&direct), "{}", a.routes());
+    assert!(!a.state().contains("wharf-vx:"), "no tunnel is needed");
+
+    // A node reaches pods of the other, and pods reach the outside under the node's address.
+    let from_node = format!("timeout 3 socat -u TCP:{}:80 -", b.pod);
+    assert_eq!(sh(a.host, &from_node), a.host.address().to_string());
+    serve(outside, "who", &[], "socat TCP-LISTEN:80,fork,reuseaddr SYSTEM:'echo $SOCAT_PEERADDR'");
+    wait_for("the outside to answer", SOON, || Ok(a.seen_by(outside.address()))).unwrap();
+    assert_eq!(a.seen_by(outside.address()).unwrap(), a.host.address().to_string());
+
+    removed_comes_back(a, &direct);
+    a.reaches(b);
+
+    mode_changes_while_pods_run(&mut nodes);
+    a_peer_leaves(&mut nodes);
+    removal_leaves_nothing(&nodes[0]);
+    bed.down().unwrap();
+}
+
+fn removed_comes_back(a: &Node<'_>, direct: &str) {
+    sh(a.host, "ip route flush proto 117 && nft delete table ip wharf");
+    assert_eq!(a.routes(), "");
+    a.wait_for_routes("the route to come back", |routes| routes.contains(direct));
+    let table = wait_for("the table to come back", SOON, || {
+        let tables = sh(a.host, "nft list ruleset");
+        Ok(tables.contains("table ip wharf").then_some(tables))
+    })
+    .unwrap();
+    assert!(table.contains("masquerade"), "{table}");
+    // A rule that somebody adds or removes there counts as well.
+    sh(a.host, "nft flush table ip wharf");
+    wait_for("the rule to come back", SOON, || {
+        Ok(sh(a.host, "nft list table ip wharf").contains("masquerade").then_some(()))
+    })
+    .unwrap();
+    // A new agent finds all as it should be; only the rules' text it has to set once to know it.
+    let restart = "systemctl restart wharf-agent && journalctl -o cat --since=-1m \
+                   _PID=$(systemctl show -P MainPID wharf-agent)";
+    let log = sh(a.host, restart);
+    let changes: Vec<&str> = log.lines().filter(|line| line.contains("changed")).collect();
+    assert!(matches!(changes[..], [one] if one.contains("hide")), "{log}");
+}
+
+fn mode_changes_while_pods_run(nodes: &mut [Node<'_>; 2]) {
+    introduce(nodes, NetworkMode::Vxlan);
+    let [a, b] = &*nodes;
+    for node in [a, b] {
+        node.wait_for_routes("routes through the tunnel", |r| r.contains("dev wharf-vx onlink"));
+    }
+    a.reaches(b);
+    b.reaches(a);
+    let from_node = format!("timeout 3 socat -u TCP:{}:80 -", b.pod);
+    assert_eq!(sh(a.host, &from_node), a.file.node.pod_cidr.network().to_string());
+    // Whatever happens to the device, it is there again.
+    sh(a.host, "ip link delete wharf-vx");
+    a.reaches(b);
+    sh(a.host, "ip link set wharf-vx down");
+    a.reaches(b);
+    sh(a.host, "ip neigh flush dev wharf-vx nud permanent; bridge fdb flush dev wharf-vx || true");
+    a.reaches(b);
+    introduce(nodes, NetworkMode::Routed);
+    for node in &*nodes {
+        node.wait_for_routes("direct routes", |routes| routes.contains("dev host0"));
+    }
+    nodes[0].reaches(&nodes[1]);
+    assert!(!nodes[0].state().contains("wharf-vx:"));
+}
+
+fn a_peer_leaves(nodes: &mut [Node<'_>; 2]) {
+    let [a, b] = nodes;
+    a.set(NetworkMode::Routed, &[]);
+    a.wait_for_routes("the route to go", str::is_empty);
+    assert_eq!(b.seen_by(a.pod), None);
+    introduce(nodes, NetworkMode::None);
+    for node in &*nodes {
+        wait_for("nothing to be left", SOON, || {
+            let tables = sh(node.host, "nft list tables");
+            Ok((node.routes().is_empty() && !tables.contains("ip wharf")).then_some(()))
+        })
+        .unwrap();
+    }
+    introduce(nodes, NetworkMode::Vxlan);
+    nodes[0].reaches(&nodes[1]);
+}
+
+fn removal_leaves_nothing(node: &Node<'_>) {
+    // Stopped, the agent leaves all in place; removing is another thing.
+    sh(node.host, "systemctl stop wharf-agent");
+    assert!(node.routes().contains("wharf-vx"));
+    let removed = sh(node.host, &format!("{AGENT} remove"));
+    assert_eq!(removed.lines().count(), 3, "{removed}");
+    assert_eq!(node.routes(), "");
+    let left = sh(node.host, "ip link show; nft list tables");
+    assert!(!left.contains("wharf-vx") && !left.contains("table ip wharf\n"), "{left}");
+    assert_eq!(sh(node.host, &format!("{AGENT} remove")), "");
+}
+
+/// Two bridges with different subnets, and a host on both that forwards between them.
+#[test]
+fn pods_reach_each_other_across_two_bridges_through_the_tunnel() {
+    let (here, there) = (start_bed("agent-here", 2), start_bed("agent-there", 1));
+    let [a, router] = here.hosts() else { panic!("two hosts were asked for") };
+    let [b] = there.hosts() else { panic!("one host was asked for") };
+    let [first, second, third, _] = b.address().octets();
+    let far_side = Ipv4Addr::new(first, second, third, 250);
+    join(router, &there.bridge(), far_side).unwrap();
+    sh(router, "sysctl -qw net.ipv4.ip_forward=1");
+    sh(a, &format!("ip route add {}/32 via {}", b.address(), router.address()));
+    sh(b, &format!("ip route add {}/32 via {far_side}", a.address()));
+
+    let mut nodes = [(a, 1), (b, 2)].map(|(h, n)| Node::start(h, n, NetworkMode::Routed));
+    introduce(&mut nodes, NetworkMode::Routed);
+    let [a, b] = &nodes;
+    a.reaches(b);
+    b.reaches(a);
+    assert!(a.routes().contains("dev wharf-vx onlink"), "{}", a.routes());
+    // It is the router that carries it, and nothing else.
+    sh(router, "sysctl -qw net.ipv4.ip_forward=0");
+    assert_eq!(a.seen_by(b.pod), None);
+    sh(router, "sysctl -qw net.ipv4.ip_forward=1");
+    a.reaches(b);
+    here.down().unwrap();
+    there.down().unwrap();
+}
+
+/// Gives a host a second leg on another bed's bridge. It goes with the host's network.
+fn join(host: &Host, bridge: &str, address: Ipv4Addr) -> Result<()> {
+    let namespace = host.run(&["readlink", "/proc/self/ns/net"])?;
+    let process = fs::read_dir("/proc")?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|process| {
+            let link = fs::read_link(process.join("ns/net"));
+            link.is_ok_and(|link| link.to_string_lossy() == namespace)
+        })
+        .expect("the host runs");
+    let process = process.file_name().unwrap().to_string_lossy().into_owned();
+    // Unique on the machine, as the bridge is.
+    let leg = format!("leg-{bridge}");
+    for words in [
+        vec![
+            "link", "add", &leg, "master", bridge, "type", "veth", "peer", "name", "leg1", "netns",
+            &process,
+        ],
+        vec!["link", "set", &leg, "up"],
+    ] {
+        let output = Command::new("ip").args(&words).output()?;
+        anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    host.run(&["sh", "-c", &format!("ip addr add {address}/24 dev leg1 && ip link set leg1 up")])?;
+    Ok(())
+}
