@@ -84,7 +84,7 @@ pub fn pods_in(range: Ipv4Net) -> u32 {
     /// What kubelet takes without being asked.
     const USUAL: u32 = 110;
     let addresses = 1_u32.checked_shl(u32::from(32 - range.prefix_len())).unwrap_or(u32::MAX);
-    addresses.saturating_sub(3).min(USUAL).max(1)
+    addresses.saturating_sub(3).clamp(1, USUAL)
 }
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!((error.node.as_str(), error.room), ("n4", 4));
         // A range that came free is used again.
         let records = BTreeMap::from([record(0, "10.1.0.32/28")]);
-        let mut four = spec.clone();
+        let mut four = spec;
         four.nodes.truncate(4);
         let given = allocate_pod_cidrs(&four, &records).unwrap();
         assert_eq!(given["n3"].to_string(), "10.1.0.48/28");

@@ -100,7 +100,6 @@ fn render_config(input: &DocumentInput<'_>) -> Result<String, DocumentError> {
         r#"version = 3
 root = {root}
 state = "/run/wharf/containerd"
-imports = []
 # They make directories and sockets that belong to another containerd of the host.
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
 
