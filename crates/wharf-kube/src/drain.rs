@@ -8,7 +8,7 @@
 
 mod observe;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
@@ -18,6 +18,9 @@ use wharf_core::drain::{
 };
 
 use crate::{cluster::Cluster, error::KubeError, evict::Eviction};
+
+/// Whoever cancels must not wait long, also when the cluster is silent.
+const UNDO: Duration = Duration::from_secs(5);
 
 /// The node is cordoned and empty, or it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,7 +166,14 @@ impl Drain<'_> {
     }
 
     async fn uncordon(&self) -> Result<(), KubeError> {
-        self.cluster.uncordon(self.node, &self.policy.owner).await.map(drop)
+        let uncordon = self.cluster.uncordon(self.node, &self.policy.owner);
+        match tokio::time::timeout(UNDO, uncordon).await {
+            Ok(result) => result.map(drop),
+            Err(_) => {
+                let what = format!("uncordon node {}", self.node);
+                Err(KubeError::Timeout { what, after: UNDO })
+            }
+        }
     }
 }
 

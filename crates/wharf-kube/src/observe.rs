@@ -1,6 +1,6 @@
 //! What a cluster's nodes are, have and do.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::{
     api::core::v1::{Container, Node, NodeStatus, PodSpec},
@@ -84,8 +84,8 @@ impl Cluster {
     /// # Errors
     /// The API server does not answer or refuses.
     pub async fn observe_nodes(&self) -> Result<Vec<NodeObservation>> {
-        let (nodes, pods, usage) =
-            tokio::try_join!(self.nodes(), self.list_pod_requests(), self.node_usage())?;
+        let facts = tokio::join!(self.nodes(), self.list_pod_requests(), self.node_usage());
+        let (nodes, pods, usage) = (facts.0?, facts.1?, facts.2);
         let mut requests: BTreeMap<String, Resources> = BTreeMap::new();
         for (node, asked) in pods {
             requests.entry(node).or_default().add(asked);
@@ -118,16 +118,17 @@ impl Cluster {
         Ok(pods.into_iter().filter_map(on_node).collect())
     }
 
-    /// By node; empty where there is no metrics API, or it is not ready.
-    async fn node_usage(&self) -> Result<BTreeMap<String, Usage>> {
+    /// By node; empty where there is no metrics API, or it does not work: that is a fault of one
+    /// pod, and must not make the cluster look dead.
+    async fn node_usage(&self) -> BTreeMap<String, Usage> {
         let path = "/apis/metrics.k8s.io/v1beta1/nodes";
-        match self.list::<NodeMetrics>(path, None).await {
-            Ok(metrics) => Ok(metrics.into_iter().map(NodeMetrics::into_usage).collect()),
-            Err(error) if error.code().is_some() => Ok(BTreeMap::new()),
-            Err(error) => Err(error),
-        }
+        let metrics = self.with_timeout(METRICS).list::<NodeMetrics>(path, None).await;
+        metrics.unwrap_or_default().into_iter().map(NodeMetrics::into_usage).collect()
     }
 }
+
+/// The API server passes the question on to a pod, which may be gone without a word.
+const METRICS: Duration = Duration::from_secs(3);
 
 /// A pod without its status, which is most of it.
 #[derive(Deserialize)]

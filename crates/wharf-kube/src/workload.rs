@@ -13,7 +13,8 @@ use crate::{
     error::{KubeError, Result},
 };
 
-/// The last part of a log that is kept.
+/// No more of a log is read: its last lines, and of those so many bytes.
+const LOG_LINES: i64 = 500;
 const LOG_BYTES: i64 = 64 << 10;
 /// To make room for a pod, or to clean up after it.
 const CLEAN_UP: Duration = Duration::from_secs(30);
@@ -106,7 +107,11 @@ impl Cluster {
         })
         .await?;
         let status = read().await?.status.unwrap_or_default();
-        let params = LogParams { limit_bytes: Some(LOG_BYTES), ..LogParams::default() };
+        let params = LogParams {
+            tail_lines: Some(LOG_LINES),
+            limit_bytes: Some(LOG_BYTES),
+            ..LogParams::default()
+        };
         let log = self.call(format!("read the log of pod {name}"), api.logs(name, &params)).await?;
         let states = status.container_statuses.iter().flatten();
         let exit_code = states
