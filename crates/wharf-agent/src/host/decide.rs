@@ -228,9 +228,10 @@ fn decide_directories<'a>(
     for (path, mode) in wanted {
         let make = match observed.at(path) {
             Found::Nothing => true,
-            // What somebody else made keeps its mode; a link to a directory is their choice.
+            // What somebody else made keeps its mode; a link to a directory is their choice. A
+            // component may close its own directory further, as containerd does at every start.
             Found::Directory { mode: found, .. } => {
-                made.owns(path) && mode.is_some_and(|mode| mode != *found)
+                made.owns(path) && mode.is_some_and(|mode| found & !mode != 0)
             }
             Found::Link { to_directory: true, .. } => false,
             Found::Link { .. } | Found::File { .. } | Found::Other => {
@@ -550,6 +551,26 @@ mod tests {
         assert_eq!(during.units, [UNIT], "still ours until it is gone");
         let done = record_done(&during, &empty);
         assert!(done.files.is_empty() && done.units.is_empty());
+    }
+
+    #[test]
+    fn a_directory_is_closed_when_it_is_too_open_and_ours_and_never_opened() {
+        use wharf_core::install::host::Directory;
+        let path = "/etc/wharf/pki";
+        let directories = vec![Directory { path: path.to_owned(), mode: 0o711 }];
+        let document = HostDocument { directories, ..HostDocument::default() };
+        let makes = |mode, made: &Made| {
+            let found = Found::Directory { mode, empty: false };
+            let paths = [path, "/etc", "/etc/wharf"].map(|path| (path.to_owned(), found.clone()));
+            let observed = Observed { paths: paths.into(), ..Observed::default() };
+            !decide_ground(&document, made, &observed, false).unwrap().is_empty()
+        };
+        let (theirs, mut ours) = (Made::new(""), Made::new(""));
+        ours.directories.insert(path.to_owned());
+        for (mode, closed) in [(0o755, true), (0o711, false), (0o700, false)] {
+            assert_eq!(makes(mode, &ours), closed, "{mode:o}");
+            assert!(!makes(mode, &theirs), "{mode:o}");
+        }
     }
 
     #[test]

@@ -61,6 +61,7 @@ impl Removal<'_> {
         }
         self.stop_units();
         self.end_containers();
+        self.remove_shim_sockets();
         self.remove_network();
         self.remove_cgroups();
         self.unmount();
@@ -132,6 +133,24 @@ impl Removal<'_> {
             for pid in victims() {
                 self.left(&format!("process {pid}"), "it does not end when it is killed");
             }
+        }
+    }
+
+    /// Their directory is shared with other containerds; it goes only if nothing else uses it.
+    fn remove_shim_sockets(&mut self) {
+        let sockets = processes::shim_sockets(self.root);
+        for socket in &sockets {
+            let remove = |root: &Root| files::remove_file(&root.path(socket)).map(drop);
+            self.act(Action::Remove, socket, remove);
+        }
+        if self.dry_run || sockets.is_empty() {
+            return;
+        }
+        let parent = self.root.path(processes::SOCKETS_PARENT);
+        let alone = fs::read_dir(&parent).is_ok_and(|entries| entries.count() == 1);
+        // Either fails if something is in it, and then it is somebody else's.
+        if alone && fs::remove_dir(self.root.path(processes::SOCKETS)).is_ok() {
+            let _ = fs::remove_dir(parent);
         }
     }
 

@@ -1,7 +1,8 @@
-//! Processes of our containers that no unit stops.
+//! Processes of our containers that no unit stops, and the sockets they listen on.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
@@ -9,6 +10,11 @@ use super::super::images::CONTAINERD_SOCKET;
 use super::super::root::Root;
 
 const SHIM: &str = "containerd-shim";
+/// Where our containerd keeps what belongs to each of its tasks, by namespace and container.
+const TASKS: &str = "/run/wharf/containerd/io.containerd.runtime.v2.task";
+/// Every containerd's shims listen in this one directory, which cannot be chosen.
+pub(super) const SOCKETS: &str = "/run/containerd/s";
+pub(super) const SOCKETS_PARENT: &str = "/run/containerd";
 
 /// The processes that watch over containers of our containerd; another containerd's have another
 /// address on their command line.
@@ -29,10 +35,35 @@ fn arguments(root: &Root, pid: i32) -> Vec<String> {
     line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
+/// The sockets of our shims, as our containerd has noted them; a killed shim leaves its own behind.
+pub(super) fn shim_sockets(root: &Root) -> BTreeSet<String> {
+    let tasks = entries(&root.path(TASKS)).flat_map(|namespace| {
+        entries(&namespace.path()).map(|task| task.path()).collect::<Vec<_>>()
+    });
+    let notes = tasks.flat_map(|task| [task.join("bootstrap.json"), task.join("address")]);
+    let text = |note: &Path| fs::read_to_string(note).unwrap_or_default();
+    let sockets = notes.flat_map(|note| sockets_in(&text(&note)));
+    sockets.filter(|socket| root.path(socket).symlink_metadata().is_ok()).collect()
+}
+
+/// Paths of sockets of shims in a note, which is JSON or the bare address.
+fn sockets_in(note: &str) -> Vec<String> {
+    let found = note.split("unix://").skip(1).filter_map(|rest| {
+        let path = rest.split(['"', '\n', ' ']).next()?;
+        let name = path.strip_prefix(SOCKETS)?.strip_prefix('/')?;
+        let plain = !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric());
+        plain.then(|| path.to_owned())
+    });
+    found.collect()
+}
+
+fn entries(directory: &Path) -> impl Iterator<Item = fs::DirEntry> + use<> {
+    fs::read_dir(directory).into_iter().flatten().flatten()
+}
+
 /// All processes that the host sees.
 pub(super) fn all(root: &Root) -> impl Iterator<Item = i32> {
-    let entries = fs::read_dir(root.path("/proc")).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    entries(&root.path("/proc")).filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Ends processes at once; never ourselves, and never the machine's first.
@@ -64,6 +95,18 @@ mod tests {
             "",
         ] {
             assert!(!is_our_shim(&words(foreign)), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn only_plain_sockets_of_shims_are_read_from_a_note() {
+        let note =
+            r#"{"version":3,"address":"unix:///run/containerd/s/2db6405b","protocol":"ttrpc"}"#;
+        assert_eq!(sockets_in(note), ["/run/containerd/s/2db6405b"]);
+        assert_eq!(sockets_in("unix:///run/containerd/s/ab12\n"), ["/run/containerd/s/ab12"]);
+        for note in ["", "unix:///run/containerd/s/../../../etc/passwd", "unix:///run/docker.sock"]
+        {
+            assert!(sockets_in(note).is_empty(), "{note}");
         }
     }
 }
