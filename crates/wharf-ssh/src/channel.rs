@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 use crate::session::Link;
-use crate::{Output, SshError};
+use crate::{Command, Output, SshError};
 
 pub(crate) struct Job {
     pub(crate) line: String,
@@ -26,6 +26,16 @@ pub(crate) struct Job {
     pub(crate) doing: String,
     pub(crate) stdin: Stdin,
     pub(crate) deadline: Deadline,
+    pub(crate) end: End,
+}
+
+/// How a command ends that nobody waits for any more.
+#[derive(Clone, Copy)]
+pub(crate) enum End {
+    /// By itself, with its standard input.
+    WithInput,
+    /// It is a watched one, and its process is killed.
+    ByKill { root: bool },
 }
 
 pub(crate) enum Stdin {
@@ -50,11 +60,12 @@ impl Deadline {
     }
 }
 
-/// How long an abandoned command may take to end before its channel is closed over its head.
-const END_GRACE: Duration = Duration::from_secs(2);
-/// How long an abandoned opening is waited for, so that the channel can be closed. A host that is
-/// silent for so long is lost anyway.
-const OPEN_GRACE: Duration = Duration::from_secs(30);
+/// How long an abandoned command, or an opening, keeps its turn while its end is waited for. The
+/// host counts it among the connection's sessions until then, also if we closed the channel. A host
+/// that is silent for so long is lost anyway.
+const GRACE: Duration = Duration::from_secs(30);
+/// For the last word on a channel.
+const CLOSE: Duration = Duration::from_secs(5);
 
 type Answer = oneshot::Sender<Result<Output, SshError>>;
 
@@ -72,17 +83,36 @@ async fn work(link: Arc<Link>, mut job: Job, mut answer: Answer) {
         Err(error) => return drop(answer.send(Err(error))),
     };
     let (mut read, write) = channel.split();
+    let mut heard = Heard::default();
     let outcome = tokio::select! {
-        outcome = converse(&link, &mut job, &mut read, &write, until) => Some(outcome),
+        outcome = converse(&link, &mut job, &mut heard, &mut read, &write, until) => Some(outcome),
         () = answer.closed() => None,
     };
-    let ended = matches!(outcome, Some(Ok(_)));
+    let ended = matches!(outcome, Some(Ok(())));
     if let Some(outcome) = outcome {
         // An error means that the caller has gone in this moment.
-        let _ = answer.send(outcome);
+        let _ = answer.send(outcome.map(|()| std::mem::take(&mut heard.output).finish()));
     }
     if !ended {
-        abandon(&mut read, &write).await;
+        abandon(&link, job.end, &mut heard, &mut read, &write).await;
+    }
+}
+
+/// What a command has said so far.
+#[derive(Default)]
+struct Heard {
+    output: Output,
+    exit: Option<i32>,
+    /// Of a watched command.
+    process: Option<u32>,
+}
+
+impl Heard {
+    fn stderr(&mut self, data: &[u8]) {
+        self.output.take_stderr(data);
+        if self.process.is_none() {
+            self.process = self.output.take_process();
+        }
     }
 }
 
@@ -123,8 +153,8 @@ async fn open(
             () = answer.closed() => Ok(None),
         };
         tokio::spawn(async move {
-            if let Ok(Ok(channel)) = timeout(OPEN_GRACE, opening).await {
-                let _ = timeout(END_GRACE, channel.close()).await;
+            if let Ok(Ok(channel)) = timeout(GRACE, opening).await {
+                let _ = timeout(CLOSE, channel.close()).await;
             }
             drop(turn);
         });
@@ -135,27 +165,26 @@ async fn open(
 async fn converse(
     link: &Link,
     job: &mut Job,
+    heard: &mut Heard,
     read: &mut ChannelReadHalf,
     write: &ChannelWriteHalf<Msg>,
     until: Instant,
-) -> Result<Output, SshError> {
+) -> Result<(), SshError> {
     let stdin = std::mem::replace(&mut job.stdin, Stdin::Nothing);
     write.exec(true, job.line.as_str()).await.map_err(|_| link.lost(&job.doing))?;
     let mut feeding = pin!(feed(write, stdin));
     let mut fed = false;
     let mut deadline = pin!(tokio::time::sleep_until(until));
-    let mut output = Output::default();
-    let mut exit = None;
     loop {
         tokio::select! {
             message = read.wait() => match message {
-                Some(ChannelMsg::Data { data }) => output.take_stdout(&data),
-                Some(ChannelMsg::ExtendedData { data, .. }) => output.take_stderr(&data),
+                Some(ChannelMsg::Data { data }) => heard.output.take_stdout(&data),
+                Some(ChannelMsg::ExtendedData { data, .. }) => heard.stderr(&data),
                 Some(ChannelMsg::ExitStatus { exit_status }) => {
-                    exit = Some(i32::try_from(exit_status).unwrap_or(i32::MAX));
+                    heard.exit = Some(i32::try_from(exit_status).unwrap_or(i32::MAX));
                 }
                 Some(ChannelMsg::ExitSignal { signal_name, .. }) => {
-                    exit = Some(128 + number(&signal_name));
+                    heard.exit = Some(128 + number(&signal_name));
                 }
                 Some(ChannelMsg::Failure) => return Err(SshError::Refused {
                     host: link.host.clone(),
@@ -172,10 +201,8 @@ async fn converse(
             deadline.as_mut().reset(Instant::now() + span);
         }
     }
-    match exit {
-        Some(exit) => Ok(Output { exit, ..output.finish() }),
-        None => Err(link.lost(&job.doing)),
-    }
+    heard.output.exit = heard.exit.ok_or_else(|| link.lost(&job.doing))?;
+    Ok(())
 }
 
 /// Sends standard input and its end. It just stops if the connection is gone, because the reading
@@ -196,16 +223,55 @@ async fn feed(write: &ChannelWriteHalf<Msg>, stdin: Stdin) {
     }
 }
 
-/// Ends a command that nobody waits for any more.
-async fn abandon(read: &mut ChannelReadHalf, write: &ChannelWriteHalf<Msg>) {
-    let end = async {
-        let _ = write.signal(Sig::KILL).await;
+/// Ends a command that nobody waits for any more, and sees to it that its channel is closed.
+async fn abandon(
+    link: &Link,
+    end: End,
+    heard: &mut Heard,
+    read: &mut ChannelReadHalf,
+    write: &ChannelWriteHalf<Msg>,
+) {
+    let closing = async {
         let _ = write.eof().await;
-        while !matches!(read.wait().await, Some(ChannelMsg::Close) | None) {}
+        if let End::ByKill { root } = end
+            && let Some(process) = identify(heard, read).await
+        {
+            // It must be read on meanwhile, or nothing else moves on this connection.
+            tokio::join!(kill(link, process, root), read_to_end(read));
+        } else {
+            read_to_end(read).await;
+        }
     };
-    if timeout(END_GRACE, end).await.is_err() {
-        let _ = timeout(END_GRACE, write.close()).await;
+    if timeout(GRACE, closing).await.is_err() {
+        let _ = timeout(CLOSE, write.close()).await;
     }
+}
+
+/// Waits until a watched command has said who it is; `None` if it ended instead.
+async fn identify(heard: &mut Heard, read: &mut ChannelReadHalf) -> Option<u32> {
+    while heard.process.is_none() {
+        match read.wait().await? {
+            ChannelMsg::ExtendedData { data, .. } => heard.stderr(&data),
+            ChannelMsg::Close => return None,
+            _ => {}
+        }
+    }
+    heard.process
+}
+
+async fn read_to_end(read: &mut ChannelReadHalf) {
+    while !matches!(read.wait().await, Some(ChannelMsg::Close) | None) {}
+}
+
+/// Best effort: where it fails, the host's own deadline ends the command.
+async fn kill(link: &Link, process: u32, root: bool) {
+    // One after the other: what is abandoned has a turn already, and this is one channel more.
+    let Ok(_turn) = link.kills.acquire().await else { return };
+    let Ok(line) = Command::end(process, root).line(link.needs_sudo()) else { return };
+    let Ok(channel) = link.handle.channel_open_session().await else { return };
+    let (mut read, write) = channel.split();
+    let _ = write.exec(true, line).await;
+    read_to_end(&mut read).await;
 }
 
 fn timed_out(link: &Link, job: &Job) -> SshError {

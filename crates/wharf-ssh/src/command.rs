@@ -10,8 +10,26 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Enough of a command to recognise it in an error.
 const SHOWN_CHARS: usize = 120;
 
-/// What to run: words, never a line for a shell. They are quoted here, so that no value can become
-/// code. The host's login shell must be one of the Bourne family.
+/// Runs the words after `$0`, which is the host's own deadline in seconds: it ends commands whose
+/// connection broke. The process leads a group of its own, and says first who it is, so that it can
+/// be ended with all its children; sshd passes on signals for some users only.
+const WATCHED: &str = concat!(
+    r#"echo "wharf-process $$" >&2; "#,
+    r#"command -v timeout >/dev/null 2>&1 && exec timeout -s KILL "$0" "$@"; exec "$@""#,
+);
+/// How [`WATCHED`] says who it is.
+const MARK: &[u8] = b"wharf-process ";
+/// Ends the group of the process `$0`, at last by force.
+const END: &str = concat!(
+    r#"kill -TERM "-$0"; "#,
+    r#"for i in 1 2 3 4 5 6 7 8 9 10; do kill -0 "-$0" || exit 0; sleep 0.1; done; "#,
+    r#"kill -KILL "-$0""#,
+);
+/// The host's deadline comes after ours, so that it is us who tell of it.
+const HOST_SLACK: Duration = Duration::from_secs(10);
+
+/// What to run: a program and its words, never a line for a shell. They are quoted here, so
+/// that no value can become code. The host's login shell must be one of the Bourne family.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Command {
     pub argv: Vec<String>,
@@ -72,9 +90,24 @@ impl Command {
         if self.argv.iter().any(|word| word.contains('\0')) {
             return Err("a word holds a NUL byte, at which the host would cut it off");
         }
-        let sudo = ["sudo", "-n", "--"].iter().filter(|_| sudo && self.root);
-        let words = sudo.copied().chain(self.argv.iter().map(String::as_str));
+        let sudo: &[&str] = if sudo && self.root { &["sudo", "-n", "--"] } else { &[] };
+        let words = sudo.iter().copied().chain(self.argv.iter().map(String::as_str));
         Ok(words.map(quote).collect::<Vec<_>>().join(" "))
+    }
+
+    /// The same command, with a deadline on the host, and under a name by which [`Self::end`]
+    /// finds it.
+    pub(crate) fn watched(&self) -> Self {
+        let limit = (self.timeout + HOST_SLACK).as_secs().saturating_add(1).to_string();
+        let words = ["sh", "-c", WATCHED, &limit].map(str::to_owned);
+        // An empty command stays one, so that it is refused.
+        let words = words.into_iter().filter(|_| !self.argv.is_empty());
+        Self { argv: words.chain(self.argv.iter().cloned()).collect(), ..self.clone() }
+    }
+
+    /// Ends a watched command.
+    pub(crate) fn end(process: u32, root: bool) -> Self {
+        Self { root, ..Self::new(["sh", "-c", END, &process.to_string()]) }
     }
 }
 
@@ -142,6 +175,24 @@ impl Output {
         if self.stderr.len() > 2 * Self::STDERR_MAX {
             self.cut_stderr();
         }
+    }
+
+    /// Takes the line of a watched command about itself out of standard error, and gives the
+    /// number of its process.
+    pub(crate) fn take_process(&mut self) -> Option<u32> {
+        let lines = self.stderr.split_inclusive(|byte| *byte == b'\n');
+        let mut start = 0;
+        for line in lines {
+            let number = line.strip_prefix(MARK).and_then(|rest| rest.strip_suffix(b"\n"));
+            if let Some(number) = number {
+                let number = std::str::from_utf8(number).ok()?.parse().ok()?;
+                let end = start + line.len();
+                self.stderr.drain(start..end);
+                return Some(number);
+            }
+            start += line.len();
+        }
+        None
     }
 
     pub(crate) fn finish(mut self) -> Self {

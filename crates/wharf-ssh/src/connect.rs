@@ -47,8 +47,8 @@ pub struct Limits {
     pub keep_alive_missed: usize,
     /// A transfer of which the host takes nothing for so long has failed.
     pub stall: Duration,
-    /// Commands at once on one connection. OpenSSH allows 10 sessions by default; two are left to
-    /// others, who may share the connection's limit by way of `MaxSessions` of their own.
+    /// Commands at once on one connection. OpenSSH allows 10 by default, and one more than here is
+    /// needed to end another.
     pub channels: usize,
 }
 

@@ -74,10 +74,11 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Keys are pasted into forms: spaces around lines and Windows line ends come with them.
+/// Keys are pasted into forms: empty lines, spaces and Windows line ends come with them.
 fn tidy(pem: &str) -> String {
     let lines = pem.trim_start_matches('\u{feff}').lines().map(str::trim);
-    lines.flat_map(|line| [line, "\n"]).collect()
+    let lines = lines.skip_while(|line| line.is_empty());
+    lines.flat_map(|line| [line, "\n"]).collect::<String>().trim_end().to_owned() + "\n"
 }
 
 fn label_of(line: &str) -> Option<&str> {

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::channel::{self, Deadline, Job, Stdin};
+use crate::channel::{self, Deadline, End, Job, Stdin};
 use crate::connect::{Client, Seen, Wire};
 use crate::{Command, HostKey, Limits, Output, SshError, Target};
 
@@ -52,19 +52,16 @@ impl Session {
 
     /// Runs a command. Any exit code is a result, not an error; see [`Session::run`].
     ///
-    /// Dropping the future, or its timeout, ends the command with a best-effort signal. A command
-    /// that runs through sudo may not hear it: it can still be under way afterwards.
+    /// When the future is dropped, and at the timeout, the command and its children are ended, a
+    /// moment later and as well as the host allows. When the connection breaks, the command goes on
+    /// until it ends or, some seconds after its timeout, is ended by the host.
     pub async fn exec(&self, command: &Command) -> Result<Output, SshError> {
-        let line = command.line(self.link.needs_sudo()).map_err(|why| SshError::BadCommand {
-            host: self.link.host.clone(),
-            command: command.shown(),
-            why,
-        })?;
         let job = Job {
-            line,
+            line: self.link.line(&command.watched(), &command.shown())?,
             doing: format!("run `{}`", command.shown()),
             stdin: command.stdin.clone().map_or(Stdin::Nothing, Stdin::Whole),
             deadline: Deadline::Total(command.timeout),
+            end: End::ByKill { root: command.root },
         };
         channel::run(&self.link, job).await
     }
@@ -103,7 +100,7 @@ impl Session {
         self.link.ended.cancelled().await;
     }
 
-    /// Ends the connection for all clones. What still runs on it ends with [`SshError::Lost`].
+    /// Ends the connection for all clones. What is waited for on it ends with [`SshError::Lost`].
     pub async fn close(&self) {
         let link = &self.link;
         let _ = timeout(GOOD_BYE, async {
@@ -135,6 +132,7 @@ pub(crate) struct Link {
     ended: CancellationToken,
     wire: Wire,
     turns: Arc<Semaphore>,
+    pub(crate) kills: Semaphore,
     /// How many turns there are; fewer than at the start if the host allows fewer.
     width: AtomicUsize,
 }
@@ -160,12 +158,22 @@ impl Link {
             ended,
             wire,
             turns: Arc::new(Semaphore::new(width)),
+            kills: Semaphore::new(1),
             width: AtomicUsize::new(width),
         }
     }
 
     pub(crate) fn needs_sudo(&self) -> bool {
         self.user != "root"
+    }
+
+    /// What to send for a command; `shown` names it in the error.
+    pub(crate) fn line(&self, command: &Command, shown: &str) -> Result<String, SshError> {
+        command.line(self.needs_sudo()).map_err(|why| SshError::BadCommand {
+            host: self.host.clone(),
+            command: shown.to_owned(),
+            why,
+        })
     }
 
     pub(crate) fn lost(&self, doing: &str) -> SshError {

@@ -17,7 +17,7 @@ use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio::sync::mpsc;
 
-use crate::channel::{self, Deadline, Job, Stdin};
+use crate::channel::{self, Deadline, End, Job, Stdin};
 use crate::{Command, Output, Session, SshError};
 
 /// A file as it shall be on a host.
@@ -229,17 +229,13 @@ impl Session {
         progress: &(impl Fn(u64) + Send + Sync),
     ) -> Result<bool, SshError> {
         let command = script(RECEIVE, &[&file.remote, &from.to_string()]);
-        let line = command.line(self.link.needs_sudo()).map_err(|why| SshError::BadCommand {
-            host: self.host().to_owned(),
-            command: command.shown(),
-            why,
-        })?;
         let (pieces, stdin) = mpsc::channel(PIECES_AHEAD);
         let job = Job {
-            line,
+            line: self.link.line(&command, "receive a file")?,
             doing: format!("receive {}", file.remote),
             stdin: Stdin::Pieces(stdin),
             deadline: Deadline::Idle(self.link.limits.stall),
+            end: End::WithInput,
         };
         let reading = read_pieces(source, from, file.size, pieces, progress);
         let receiving = channel::run(&self.link, job);

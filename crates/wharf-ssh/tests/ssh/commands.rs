@@ -42,9 +42,45 @@ async fn words_arrive_as_they_are() {
     let server = Server::start();
     let session = server.connect().await;
     let words = [
-        "", " ", "a b", "'", "''", "it's", "\"", "\\", "\\'", "$HOME", "$(id)", "`id`", "a\nb", "\n",
-        "*", "?", "~", "~root", "[a]", "{a,b}", "!", "!!", "#", "a#b", "&", ";", "|", "<", ">", "=",
-        "a=b", "-n", "--", "%s", "ä→\u{1f980}", "\t", "\r", "\u{1b}[31m", "a/b-c_d.e:f@g%h+i,j",
+        "",
+        " ",
+        "a b",
+        "'",
+        "''",
+        "it's",
+        "\"",
+        "\\",
+        "\\'",
+        "$HOME",
+        "$(id)",
+        "`id`",
+        "a\nb",
+        "\n",
+        "*",
+        "?",
+        "~",
+        "~root",
+        "[a]",
+        "{a,b}",
+        "!",
+        "!!",
+        "#",
+        "a#b",
+        "&",
+        ";",
+        "|",
+        "<",
+        ">",
+        "=",
+        "a=b",
+        "-n",
+        "--",
+        "%s",
+        "ä→\u{1f980}",
+        "\t",
+        "\r",
+        "\u{1b}[31m",
+        "a/b-c_d.e:f@g%h+i,j",
     ];
     let argv = ["printf", "%s\\0"].into_iter().chain(words);
     let output = session.run(&Command::new(argv)).await.unwrap();
@@ -145,11 +181,14 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 async fn a_command_is_killed_at_its_deadline() {
     let server = Server::start();
     let session = server.connect().await;
+    let begin = Instant::now();
     let error = session.exec(&sleeper(&server).timeout(Duration::from_secs(1))).await.unwrap_err();
     let SshError::TimedOut { host, doing, after } = &error else { panic!("{error:?}") };
     assert_eq!((host.as_str(), *after), ("host-a", Duration::from_secs(1)));
     assert!(doing.starts_with("run `sh -c"), "{doing}");
     wait_until_killed(&server, &session).await;
+    // By us, and not by the host's own deadline, which comes ten seconds after ours.
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
 #[tokio::test]
@@ -216,6 +255,31 @@ async fn a_host_that_allows_no_commands_refuses_by_name() {
     let server = Server::start_with("MaxSessions 0");
     let error = server.connect().await.exec(&sh("true")).await.unwrap_err();
     assert!(matches!(error, SshError::Refused { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_command_that_runs_as_root_by_sudo_is_killed_too() {
+    let server = Server::start();
+    let session = server.connect_as(MAY_SUDO).await;
+    let command = sleeper(&server).as_root();
+    tokio::select! {
+        result = session.exec(&command) => panic!("{result:?}"),
+        () = wait_until_started(&server) => {}
+    }
+    wait_until_killed(&server, &server.connect().await).await;
+}
+
+#[tokio::test]
+async fn a_command_whose_connection_is_gone_ends_at_the_hosts_deadline() {
+    let server = Server::start();
+    let session = server.connect().await;
+    let command = sleeper(&server).timeout(Duration::from_secs(1));
+    tokio::select! {
+        result = session.exec(&command) => panic!("{result:?}"),
+        () = wait_until_started(&server) => {}
+    }
+    server.signal_serving(rustix::process::Signal::KILL);
+    wait_until_killed(&server, &server.connect().await).await;
 }
 
 #[tokio::test]

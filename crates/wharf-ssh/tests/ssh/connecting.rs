@@ -58,7 +58,10 @@ fn what_is_no_private_key_is_told_apart() {
         ("hello", KeyError::NotAKey),
         (cut, KeyError::NotAKey),
         ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", KeyError::NotAKey),
-        ("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n", KeyError::NotAKey),
+        (
+            "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n",
+            KeyError::NotAKey,
+        ),
         ("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", KeyError::NotAKey),
         (&public, KeyError::PublicKey),
     ] {

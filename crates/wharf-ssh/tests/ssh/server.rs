@@ -3,7 +3,6 @@
 //! It runs in its own mount namespace, where `/etc/passwd` and its like are ours, and in its own
 //! process namespace, which ends with the test, whatever state its processes are in.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -105,13 +104,15 @@ impl Server {
         fs::write(path, all).unwrap();
     }
 
-    /// The processes that serve connections.
+    /// The processes of sshd that serve connections, without the commands that they started.
     pub fn serving(&self) -> Vec<Pid> {
-        let parents = parents();
-        let children = |of: i32| parents.iter().filter(move |(_, p)| **p == of).map(|(c, _)| *c);
-        let unshare = self.process.id().cast_signed();
-        let sshd = children(unshare);
-        let mut found: Vec<i32> = sshd.flat_map(children).collect();
+        let processes = processes();
+        let children = |of: i32| {
+            let own = processes.iter().filter(move |process| process.parent == of);
+            own.filter(|process| process.name == "sshd").map(|process| process.pid)
+        };
+        let listener = children(self.process.id().cast_signed());
+        let mut found: Vec<i32> = listener.flat_map(children).collect();
         let mut next = 0;
         while next < found.len() {
             found.extend(children(found[next]).collect::<Vec<_>>());
@@ -150,16 +151,22 @@ fn ensure_tools() {
     DONE.get_or_init(|| debian::ensure("the test of the SSH client", &needs).unwrap());
 }
 
-/// Every process and its parent.
-fn parents() -> HashMap<i32, i32> {
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    let of = |path: PathBuf| -> Option<(i32, i32)> {
+struct ProcessStat {
+    pid: i32,
+    parent: i32,
+    name: String,
+}
+
+fn processes() -> Vec<ProcessStat> {
+    let stat_of = |path: PathBuf| -> Option<ProcessStat> {
         let pid = path.file_name()?.to_str()?.parse().ok()?;
         let stat = fs::read_to_string(path.join("stat")).ok()?;
-        let after_name = stat.rsplit_once(") ")?.1;
-        Some((pid, after_name.split(' ').nth(1)?.parse().ok()?))
+        let (before, after_name) = stat.rsplit_once(") ")?;
+        let name = before.split_once('(')?.1.to_owned();
+        Some(ProcessStat { pid, parent: after_name.split(' ').nth(1)?.parse().ok()?, name })
     };
-    entries.filter_map(|entry| of(entry.path())).collect()
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| stat_of(entry.path())).collect()
 }
 
 fn config(dir: &Path, port: u16, more: &str) -> String {
@@ -179,7 +186,11 @@ fn prepare(dir: &Path) -> Key {
     // The users below must be able to reach it.
     open_to_all(dir);
     open_to_all(&home);
-    let mut passwd = fs::read_to_string("/etc/passwd").unwrap();
+    // This machine's root may have a shell with a slow start; ours has none.
+    let passwd = fs::read_to_string("/etc/passwd").unwrap();
+    let others: String =
+        passwd.lines().filter(|line| !line.starts_with("root:")).flat_map(|l| [l, "\n"]).collect();
+    let mut passwd = format!("root:x:0:0:root:{}:/bin/bash\n{others}", home.display());
     let mut group = fs::read_to_string("/etc/group").unwrap();
     let mut shadow = fs::read_to_string("/etc/shadow").unwrap();
     for (user, id) in [(MAY_SUDO, 64_001), (MAY_NOT_SUDO, 64_002)] {
