@@ -50,6 +50,55 @@ impl Cluster {
         Ok(applied)
     }
 
+    /// Deletes these objects (YAML documents), the last one first, and waits until they are gone.
+    /// What is not there is no fault. Says how many were there.
+    ///
+    /// # Errors
+    /// A document that is none, or whose object is not gone in time.
+    pub async fn delete(&self, manifests: &str, within: Duration) -> Result<usize> {
+        let end = Instant::now() + within;
+        let mut kinds = Kinds::default();
+        let mut paths = Vec::new();
+        for object in parse(manifests)?.into_iter().rev() {
+            let left = end.saturating_duration_since(Instant::now());
+            paths.push((self.path_of(&object, &mut kinds, left).await?, object));
+        }
+        let mut there = 0;
+        for (path, object) in &paths {
+            let left = end.saturating_duration_since(Instant::now());
+            let found = self.persist(left, || self.delete_one(object, path)).await?;
+            there += usize::from(found);
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        self.wait_until("the end of what was deleted", left, || async {
+            let mut still = Vec::new();
+            for (path, object) in &paths {
+                if self.get::<Value>(path).await?.is_some() {
+                    still.push(format!("{object} is still there"));
+                }
+            }
+            Ok(if still.is_empty() { Ok(()) } else { Err(still) })
+        })
+        .await?;
+        Ok(there)
+    }
+
+    /// Says whether it was there.
+    async fn delete_one(&self, object: &Object, path: &str) -> Result<bool> {
+        let what = format!("delete {object}");
+        let mut request = Request::new(Vec::new());
+        *request.method_mut() = http::Method::DELETE;
+        // What belongs to it goes with it, in the background.
+        *request.uri_mut() = format!("{path}?propagationPolicy=Background")
+            .parse()
+            .map_err(|_| object.fault("its name is bad"))?;
+        match self.call(what, self.client.request::<Value>(request)).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Says whether it changed anything.
     async fn apply_one(&self, object: &Object, path: &str) -> Result<bool> {
         let before: Option<Value> = self.get(path).await?;

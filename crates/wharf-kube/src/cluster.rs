@@ -2,9 +2,9 @@
 
 use std::{future::Future, time::Duration};
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use http::{Request, Uri};
-use kube::Client;
+use kube::{Client, api::ListParams};
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -18,6 +18,8 @@ use crate::{
 const REQUEST: Duration = Duration::from_secs(10);
 /// A server that has not answered the probe by then gets company.
 const STAGGER: Duration = Duration::from_millis(500);
+/// One server's word on whether it is ready.
+const READY: Duration = Duration::from_secs(3);
 /// Between two looks at something that is waited for.
 pub(crate) const POLL: Duration = Duration::from_millis(250);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -109,6 +111,31 @@ impl Cluster {
         }
     }
 
+    /// Waits until every API server says that it is ready.
+    ///
+    /// # Errors
+    /// [`KubeError::NotReached`] names those that do not.
+    pub async fn wait_servers_ready(&self, within: Duration) -> Result<()> {
+        self.wait_until("all API servers being ready", within, || async {
+            let servers = self.transport.servers();
+            let answers = join_all(servers.order().into_iter().map(|server| async move {
+                let error = self.ready(server).await.err()?;
+                let server = servers.get(server).map(ToString::to_string).unwrap_or_default();
+                Some(format!("{}: {error}", server.trim_end_matches('/')))
+            }));
+            let missing: Vec<String> = answers.await.into_iter().flatten().collect();
+            Ok(if missing.is_empty() { Ok(()) } else { Err(missing) })
+        })
+        .await
+    }
+
+    async fn ready(&self, server: usize) -> Result<()> {
+        let mut request = get("/readyz");
+        request.extensions_mut().insert(Only(server));
+        let patient = self.with_timeout(READY);
+        patient.call("ask whether it is ready", self.client.request_text(request)).await.map(drop)
+    }
+
     async fn version_of(&self, server: usize) -> Result<Probe> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -148,11 +175,10 @@ impl Cluster {
     pub(crate) async fn list<T: DeserializeOwned>(
         &self,
         path: &str,
-        field_selector: Option<&str>,
+        selection: ListParams,
     ) -> Result<Vec<T>> {
         let mut items = Vec::new();
-        let mut params = kube::api::ListParams::default().limit(PAGE);
-        params.field_selector = field_selector.map(ToOwned::to_owned);
+        let mut params = selection.limit(PAGE);
         let what = || format!("list {path}");
         loop {
             let request = kube::core::Request::new(path).list(&params);

@@ -6,6 +6,7 @@ use k8s_openapi::{
     api::core::v1::{Container, Node, NodeStatus, PodSpec},
     apimachinery::pkg::api::resource::Quantity,
 };
+use kube::api::ListParams;
 use serde::Deserialize;
 
 use crate::{
@@ -107,13 +108,13 @@ impl Cluster {
     }
 
     pub(crate) async fn nodes(&self) -> Result<Vec<Node>> {
-        self.list("/api/v1/nodes", None).await
+        self.list("/api/v1/nodes", ListParams::default()).await
     }
 
     /// The node and the requests of every pod that has a node and is not finished.
     async fn list_pod_requests(&self) -> Result<Vec<(String, Resources)>> {
-        let running = "status.phase!=Succeeded,status.phase!=Failed";
-        let pods: Vec<PodOnNode> = self.list("/api/v1/pods", Some(running)).await?;
+        let running = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
+        let pods: Vec<PodOnNode> = self.list("/api/v1/pods", running).await?;
         let on_node = |pod: PodOnNode| Some((pod.spec.node_name.clone()?, requests_of(&pod.spec)));
         Ok(pods.into_iter().filter_map(on_node).collect())
     }
@@ -122,7 +123,8 @@ impl Cluster {
     /// pod, and must not make the cluster look dead.
     async fn node_usage(&self) -> BTreeMap<String, Usage> {
         let path = "/apis/metrics.k8s.io/v1beta1/nodes";
-        let metrics = self.with_timeout(METRICS).list::<NodeMetrics>(path, None).await;
+        let all = ListParams::default();
+        let metrics = self.with_timeout(METRICS).list::<NodeMetrics>(path, all).await;
         metrics.unwrap_or_default().into_iter().map(NodeMetrics::into_usage).collect()
     }
 }

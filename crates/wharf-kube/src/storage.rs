@@ -1,11 +1,13 @@
 //! Whether a node holds data that would be lost with it.
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, PersistentVolume};
+use kube::api::ListParams;
 use serde::Deserialize;
 
 use crate::{cluster::Cluster, error::Result};
 
 const STORAGE: &str = "node-role.kubernetes.io/storage";
+const LONGHORN_REPLICAS: &str = "/apis/longhorn.io/v1beta2/replicas";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
 #[derive(Deserialize)]
@@ -33,13 +35,14 @@ impl Cluster {
         if node.metadata.labels.iter().flatten().any(|(label, _)| label == STORAGE) {
             return Ok(Some(format!("node {name} carries the label {STORAGE}")));
         }
-        let volumes: Vec<PersistentVolume> = self.list("/api/v1/persistentvolumes", None).await?;
+        let volumes: Vec<PersistentVolume> =
+            self.list("/api/v1/persistentvolumes", ListParams::default()).await?;
         if let Some(volume) = volumes.iter().find(|volume| is_bound_to(volume, &node)) {
             let volume = volume.metadata.name.clone().unwrap_or_default();
             return Ok(Some(format!("the data of volume {volume} is on node {name}")));
         }
-        let replicas = match self.list::<Replica>("/apis/longhorn.io/v1beta2/replicas", None).await
-        {
+        let all = ListParams::default();
+        let replicas = match self.list::<Replica>(LONGHORN_REPLICAS, all).await {
             // Longhorn is not installed.
             Err(error) if error.is_not_found() => Vec::new(),
             replicas => replicas?,

@@ -6,7 +6,7 @@ use k8s_openapi::{
     api::apps::v1::DaemonSet,
     apimachinery::pkg::apis::meta::v1::{OwnerReference, Time},
 };
-use kube::api::Api;
+use kube::api::{Api, ListParams};
 use serde::Deserialize;
 use wharf_core::drain::{Controller, NodeFacts, PodFacts, PodRef, Snapshot};
 
@@ -53,8 +53,8 @@ impl Drain<'_> {
             Err(error) if error.is_not_found() => return Ok(Snapshot::default()),
             node => node?,
         };
-        let here = format!("spec.nodeName={}", self.node);
-        let seen: Vec<PodSeen> = self.cluster.list("/api/v1/pods", Some(&here)).await?;
+        let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        let seen: Vec<PodSeen> = self.cluster.list("/api/v1/pods", here).await?;
         let mut pods = Vec::with_capacity(seen.len());
         for pod in seen {
             pods.push(self.facts(pod).await?);

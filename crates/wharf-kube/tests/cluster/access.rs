@@ -125,6 +125,19 @@ async fn a_request_without_a_probe_passes_over_a_dead_and_a_frozen_server() {
 }
 
 #[tokio::test]
+async fn all_servers_must_be_ready_and_those_that_are_not_are_named() {
+    let world = world();
+    let cluster = world.cluster();
+    cluster.wait_servers_ready(Duration::from_secs(10)).await.unwrap();
+    let dead = server(free_port().unwrap());
+    let both = [server(world.server.port()), dead.clone()];
+    let half = cluster.with_servers(&both).unwrap();
+    let error = half.wait_servers_ready(Duration::from_millis(500)).await.unwrap_err().to_string();
+    assert!(error.contains(dead.to_string().trim_end_matches('/')), "{error}");
+    assert!(!error.contains(world.server.url().as_str()), "{error}");
+}
+
+#[tokio::test]
 async fn a_cluster_that_does_not_answer_is_unreachable_within_the_time() {
     let world = world();
     let frozen = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -75,6 +75,19 @@ async fn manifests_change_things_once_and_a_second_time_nothing() {
 }
 
 #[tokio::test]
+async fn what_was_applied_can_be_deleted_and_a_second_time_nothing_is_there() {
+    let world = world();
+    let cluster = world.cluster();
+    // Without the namespace, whose end needs a controller.
+    let manifests = MANIFESTS.replace("applied", "default").replacen("Namespace", "Node", 1);
+    assert_eq!(cluster.apply(&manifests, WITHIN).await.unwrap().changed.len(), 7);
+    assert_eq!(cluster.delete(&manifests, WITHIN).await.unwrap(), 7);
+    let left = ["get", "deployment,service,configmap", "--field-selector=metadata.name=web"];
+    assert_eq!(world.kubectl(&left, ""), "");
+    assert_eq!(cluster.delete(&manifests, WITHIN).await.unwrap(), 0);
+}
+
+#[tokio::test]
 async fn a_kind_can_be_defined_and_used_in_the_same_manifests() {
     let world = world();
     let manifests = "
