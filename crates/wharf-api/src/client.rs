@@ -170,6 +170,11 @@ impl Client {
         self.send(self.request(Method::PUT, path).json(body)).await.map(drop)
     }
 
+    /// A POST without a body on either side.
+    pub async fn post_empty(&self, path: &str) -> Result<(), ClientError> {
+        self.send(self.request(Method::POST, path)).await.map(drop)
+    }
+
     pub async fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.send(self.request(Method::DELETE, path)).await.map(drop)
     }

@@ -162,11 +162,13 @@ impl OperationRecord {
             return 100;
         }
         let share = |phase: &Phase| {
-            if phase.state.is_over() {
-                return 100;
+            match phase.state {
+                Progress::Done => return 100,
+                Progress::Skipped => return 0,
+                Progress::Waiting | Progress::Running | Progress::Failed => {}
             }
             let steps: Vec<_> = self.steps.iter().filter(|s| s.phase == phase.name).collect();
-            let over = steps.iter().filter(|step| step.state.is_over()).count();
+            let over = steps.iter().filter(|step| step.state == Progress::Done).count();
             over * 100 / steps.len().max(1)
         };
         let sum: usize = self.phases.iter().map(share).sum();

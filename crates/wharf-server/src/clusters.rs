@@ -17,6 +17,7 @@ mod kubeconfig;
 mod live;
 pub mod nodes;
 pub mod operations;
+mod rehearse;
 
 use std::collections::BTreeMap;
 
@@ -42,6 +43,7 @@ pub use delete::{delete, forget};
 pub use import::{Import, import};
 pub use kubeconfig::{KUBE_ADMIN, kubeconfig, kubeconfig_of};
 pub use live::{connect, health_of, probe, storage_nodes};
+pub use rehearse::{plan, preflight};
 
 use crate::{
     access::{Caller, audit, new_id},

@@ -42,6 +42,13 @@ pub struct Config {
     pub key_file: PathBuf,
     /// The first admin's password; without it the first start makes one and prints it.
     pub admin_password_file: PathBuf,
+    /// Where the bundles are, one directory each; `bundles` in the data directory by default, and
+    /// what `cargo xtask assets` made if there is none.
+    pub bundles_dir: PathBuf,
+    /// The program that runs on hosts; the server's own by default.
+    pub agent_program: PathBuf,
+    /// Whether a create that was under way goes on after a restart, or comes back as CreateFailed.
+    pub resume_on_start: bool,
     /// Which log lines to write, as `info` or `wharf_server=debug,info`.
     pub log: String,
     pub tls: Tls,
@@ -137,6 +144,9 @@ impl Default for Config {
             store: "embedded".to_owned(),
             key_file: PathBuf::new(),
             admin_password_file: PathBuf::new(),
+            bundles_dir: PathBuf::new(),
+            agent_program: PathBuf::new(),
+            resume_on_start: true,
             log: "info".to_owned(),
             tls: Tls::default(),
             etcd: Etcd::default(),

@@ -10,12 +10,15 @@
 //! Assumptions: the members' clocks may differ; only the store's lease decides who is a member.
 
 mod fenced;
+mod journal;
+pub mod keeper;
 mod member;
 mod owner;
 
 use std::collections::BTreeMap;
 
 pub use fenced::{Fenced, FencedError};
+pub use journal::Journal;
 pub use member::{MEMBER_TTL, Member};
 pub use owner::{Engine, new_server_id};
 

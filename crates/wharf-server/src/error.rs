@@ -8,6 +8,12 @@ use wharf_store::StoreError;
 
 use crate::config::ConfigError;
 
+/// An error with all its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
 pub type ApiResult<T> = Result<T, ApiError>;
 
 /// An answer that is not a success. What is the server's own fault carries its cause, which goes

@@ -12,14 +12,17 @@
 
 pub mod access;
 pub mod app;
+pub mod clusters;
 pub mod config;
 pub mod engine;
 pub mod error;
 pub mod events;
 pub mod http;
+pub mod installer;
 mod janitor;
 mod logging;
 mod metrics;
+mod probe;
 pub mod vault;
 
 use std::{
@@ -171,6 +174,7 @@ async fn start_on(
     let mut tasks = JoinSet::new();
     tasks.spawn(app.hub.clone().run(app.stopping.clone()));
     tasks.spawn(engine.run(app.stopping.clone()));
+    tasks.spawn(engine::keeper::run(app.clone(), app.stopping.clone()));
     tasks.spawn(janitor::run(app.clone(), app.stopping.clone()));
     tasks.spawn(listener::serve(app.clone(), routes::router(&app), listeners));
     let authority = identity.and_then(|identity| identity.authority);

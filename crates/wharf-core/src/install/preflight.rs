@@ -33,6 +33,8 @@ pub enum Severity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Check {
+    /// Whether it could be asked at all.
+    Connect,
     Root,
     Systemd,
     Arch,

@@ -13,7 +13,7 @@ use wharf_api::{
     error::{ErrorBody, ErrorCode},
     resource::Collection,
 };
-use wharf_core::cluster::DeleteMode;
+use wharf_core::cluster::{DeleteMode, validate::Draft};
 
 use super::{
     answer::Tagged,
@@ -154,11 +154,29 @@ pub async fn act(
             let cluster = convert::cluster::cluster(prefix.0, &made.value, health.as_ref());
             Ok(Tagged(StatusCode::OK, made.revision, cluster).into_response())
         }
+        Some("plan") => {
+            let draft = optional_draft(&body)?;
+            let hosts = clusters::plan(&app, &caller, &name, draft.as_ref()).await?;
+            Ok(Json(convert::cluster::plan(hosts)).into_response())
+        }
+        Some("preflight") => {
+            let draft = optional_draft(&body)?;
+            let findings = clusters::preflight(&app, &caller, &name, draft.as_ref()).await?;
+            Ok(Json(convert::cluster::preflight(findings)).into_response())
+        }
         other => Err(ApiError::new(
             ErrorCode::InvalidAction,
             format!("clusters have no action {:?}", other.unwrap_or_default()),
         )
-        .hint("the actions are: cancel, import")),
+        .hint("the actions are: cancel, import, plan, preflight")),
+    }
+}
+
+/// The wish in a body; none in an empty one.
+fn optional_draft(body: &[u8]) -> ApiResult<Option<Draft>> {
+    match body.trim_ascii().is_empty() {
+        true => Ok(None),
+        false => convert::cluster::draft(body).map(Some),
     }
 }
 

@@ -8,10 +8,16 @@ use wharf_api::{
     resource::{Head, Links},
     secret::Secret,
 };
-use wharf_core::cluster::{
-    ClusterRecord, ClusterSpec, JumpSpec, NodeRole, NodeSpec, Origin,
-    health::{Amounts, HealthSummary, render_ratio},
-    validate::{Draft, NetworkDraft, NodeDraft, RegistryDraft, warnings},
+use wharf_core::{
+    cluster::{
+        ClusterRecord, ClusterSpec, JumpSpec, NodeRole, NodeSpec, Origin,
+        health::{Amounts, HealthSummary, render_ratio},
+        validate::{Draft, NetworkDraft, NodeDraft, RegistryDraft, warnings},
+    },
+    install::{
+        host::Change,
+        preflight::{Finding, Severity},
+    },
 };
 use wharf_store::Unreadable;
 
@@ -20,6 +26,7 @@ use crate::{
     clusters::Shown,
     error::ApiResult,
     http::extract::{parse_json, parse_value},
+    installer::HostPlan,
 };
 
 const CHILDREN: [&str; 4] = ["events", "kubeconfigs", "nodes", "operations"];
@@ -274,4 +281,36 @@ pub fn kubeconfig(
         user: user.to_owned(),
         kube_config: Secret(text),
     }
+}
+
+/// What would be done, host by host.
+pub fn plan(hosts: Vec<HostPlan>) -> wire::Plan {
+    let change = |change: Change| wire::PlanChange {
+        action: spelled(&change.action),
+        subject: change.subject,
+    };
+    let host = |plan: HostPlan| wire::PlanHost {
+        host: plan.host,
+        changes: plan.changes.into_iter().map(change).collect(),
+        note: plan.note,
+    };
+    wire::Plan { hosts: hosts.into_iter().map(host).collect() }
+}
+
+pub fn preflight(findings: Vec<Finding>) -> wire::Preflight {
+    let ok = findings.iter().all(|finding| finding.severity == Severity::Warning);
+    let finding = |finding: Finding| wire::Finding {
+        host: finding.node,
+        check: spelled(&finding.check),
+        severity: spelled(&finding.severity),
+        message: finding.message,
+        hint: finding.hint,
+    };
+    wire::Preflight { ok, findings: findings.into_iter().map(finding).collect() }
+}
+
+/// An enum's variant as it is stored.
+fn spelled(variant: &impl serde::Serialize) -> String {
+    let value = serde_json::to_value(variant).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
 }

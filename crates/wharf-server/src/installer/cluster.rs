@@ -1,0 +1,174 @@
+//! What is done through the cluster's own API: rights, labels, DNS, draining, and the final proof.
+
+use std::time::{Duration, Instant};
+
+use http::Uri;
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use wharf_core::{
+    cluster::{ClusterSpec, NodeRecord, NodeRole, NodeSpec},
+    drain::{Policy, Report},
+    install::manifests,
+};
+use wharf_kube::{Cluster, KubeError, NodeMeta, Taint};
+use wharf_pki::{ClusterPki, Kubeconfig};
+
+use super::{
+    Failure, Outcome,
+    converge::{Walk, internal},
+};
+
+/// API servers start within seconds; a machine that does many things at once may take longer.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
+const READY_DEADLINE: Duration = Duration::from_secs(180);
+/// Budgets and slow shutdowns may hold a drain up; longer than this a person should look.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(300);
+
+const LOOK_DEADLINE: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+const CONTROL_PLANE_TAINT: &str = "node-role.kubernetes.io/control-plane";
+
+/// The cluster's API as its administrator sees it.
+pub fn api(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<Cluster> {
+    connect(pki, &walk.world.spec)
+}
+
+/// A client that knows all controlplane nodes.
+pub fn connect(pki: &ClusterPki, spec: &ClusterSpec) -> Outcome<Cluster> {
+    let kubeconfig = pki.kubeconfig(spec, Kubeconfig::Admin).map_err(internal)?;
+    let cluster = Cluster::from_kubeconfig(&kubeconfig).map_err(failed)?;
+    let url = |node: &NodeSpec| format!("https://{}:6443", node.address).parse();
+    let servers: Result<Vec<Uri>, _> = spec.nodes_with(NodeRole::Controlplane).map(url).collect();
+    cluster.with_servers(&servers.map_err(internal)?).map_err(failed)
+}
+
+pub async fn wait_until_it_answers(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
+    let api = api(walk, pki)?;
+    let wait = persist(ANSWER_DEADLINE, || async { api.probe(LOOK_DEADLINE).await });
+    let wait = async { wait.await.map(|_| ()) };
+    walk.job.journal.step("controlplane", "", "wait for the API", wait).await
+}
+
+/// Rights, labels, pod addresses, DNS and metrics.
+pub async fn furnish(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
+    let api = api(walk, pki)?;
+    let journal = &walk.job.journal;
+    let spec = &walk.world.spec;
+    let forward = walk.facts.values().any(|facts| facts.resolves_outside);
+    let mut texts = vec![manifests::render_rbac()];
+    texts.push(manifests::render_coredns(spec, &walk.image("coredns")?, forward));
+    let metrics = walk.image("metrics-server")?;
+    texts.push(manifests::render_metrics_server(&metrics, &pki.kubernetes_ca.cert_pem));
+    let apply = async {
+        let applied = api.apply(&texts.join("\n---\n"), ANSWER_DEADLINE).await.map_err(failed)?;
+        if !applied.changed.is_empty() {
+            journal.log(format!("applied {}", applied.changed.join(", ")));
+        }
+        Ok(())
+    };
+    journal.step("cluster", "", "apply manifests", apply).await?;
+    let nodes: Vec<&NodeSpec> =
+        spec.nodes.iter().filter(|node| walk.hosts.contains_key(&node.name)).collect();
+    let label = async {
+        for node in nodes {
+            let meta = meta(walk, node);
+            // A kubelet makes its Node by itself, a moment after its start.
+            persist(READY_DEADLINE, || api.ensure_node_meta(&node.name, &meta)).await?;
+        }
+        Ok(())
+    };
+    journal.step("cluster", "", "label nodes", label).await
+}
+
+/// The labels, taints and pod addresses that a node's Node shall have.
+fn meta(walk: &Walk<'_>, node: &NodeSpec) -> NodeMeta {
+    let role = |name: &str| format!("node-role.kubernetes.io/{name}");
+    let mut labels = Vec::new();
+    let mut absent = Vec::new();
+    for wanted in NodeRole::ALL {
+        let list = if node.is(wanted) { &mut labels } else { &mut absent };
+        list.push(role(wanted.name()));
+        if wanted == NodeRole::Controlplane {
+            list.push(CONTROL_PLANE_TAINT.to_owned());
+        }
+    }
+    let taint = Taint {
+        key: CONTROL_PLANE_TAINT.to_owned(),
+        value: String::new(),
+        effect: "NoSchedule".to_owned(),
+    };
+    NodeMeta {
+        labels: labels.into_iter().map(|label| (label, "true".to_owned())).collect(),
+        remove_labels: absent,
+        taints: node.is(NodeRole::Controlplane).then_some(taint).into_iter().collect(),
+        remove_taints: Vec::new(),
+        pod_cidr: walk.nodes.get(&node.name).map(|record| record.pod_cidr.to_string()),
+    }
+}
+
+/// All nodes Ready, names answered from a pod, pods and Services reached across nodes.
+pub async fn verify(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
+    let api = api(walk, pki)?;
+    let journal = &walk.job.journal;
+    let names: Vec<String> = walk.hosts.keys().cloned().collect();
+    let ready = async { api.wait_nodes_ready(&names, READY_DEADLINE).await.map_err(failed) };
+    journal.step("verify", "", "nodes are Ready", ready).await?;
+    Ok(())
+}
+
+/// Drains a node that leaves and deletes its Node; nothing to do if it never came.
+pub async fn take_out(walk: &Walk<'_>, pki: &ClusterPki, node: &NodeRecord) -> Outcome<()> {
+    if !walk.record.created {
+        return Ok(());
+    }
+    let api = api(walk, pki)?;
+    let name = &node.spec.name;
+    let journal = &walk.job.journal;
+    let policy = Policy::removal("wharf", Timestamp::now() + DRAIN_DEADLINE);
+    let mut told = String::new();
+    let tell = |report: &Report| {
+        let waiting: Vec<String> = report.waiting.iter().map(ToString::to_string).collect();
+        let text = format!("{} pods have to leave yet; {}", report.left, waiting.join("; "));
+        if !waiting.is_empty() && text != told {
+            journal.log(format!("{name}: {text}"));
+            told = text;
+        }
+    };
+    let never = CancellationToken::new();
+    wharf_kube::drain::run(&api, name, &policy, &never, tell).await.map_err(|error| {
+        Failure::on(name, crate::error::chain(&error))
+            .hint("the node stays; free the pods named here or raise their budget, then try again")
+    })?;
+    api.delete_node(name).await.map(|_| ()).map_err(failed)
+}
+
+/// Tries again until it succeeds or the time is up: the API comes and goes while it starts.
+async fn persist<T, F>(within: Duration, mut attempt: impl FnMut() -> F) -> Outcome<T>
+where
+    F: Future<Output = Result<T, KubeError>>,
+{
+    let end = Instant::now() + within;
+    loop {
+        match attempt().await {
+            Ok(done) => return Ok(done),
+            Err(error) if Instant::now() + LOOK_EVERY > end => return Err(failed(error)),
+            Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+        }
+    }
+}
+
+impl Walk<'_> {
+    /// The full name of an image of the bundle.
+    pub fn image(&self, name: &str) -> Outcome<String> {
+        let wanted = format!("/{name}:");
+        let image = self.world.images.iter().find(|image| image.name.contains(&wanted));
+        let image = image.map(|image| image.name.clone());
+        image.ok_or_else(|| Failure::new(format!("the bundle has no image of {name}")))
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+pub fn failed(error: KubeError) -> Failure {
+    Failure::new(crate::error::chain(&error))
+}

@@ -1,0 +1,368 @@
+//! Create and update: brings hosts and cluster to what the wish says.
+//!
+//! Both are the same walk through the phases. A create finds nothing installed; an update finds
+//! nodes that stay as they are, which get new network files and nothing else.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use wharf_core::{
+    cluster::{ClusterRecord, EtcdStart, NodeRecord, NodeRole, NodeSpec},
+    install::{
+        allocate::allocate_pod_cidrs,
+        document::Stage,
+        facts::HostFacts,
+        host::{HostDocument, HostReport},
+        preflight::decide_preflight,
+    },
+    operation::Leftover,
+};
+use wharf_pki::ClusterPki;
+use wharf_store::Txn;
+
+use super::{
+    Done, Failure, Job, Outcome, cluster, delete,
+    hosts::{Host, all, upload_permits},
+    members,
+    world::{HostPlan, World, all_changes, bundled_files, judge},
+};
+use crate::vault;
+
+const PHASES: [&str; 11] = [
+    "connect",
+    "preflight",
+    "certificates",
+    "upload",
+    "prepare",
+    "etcd",
+    "controlplane",
+    "nodes",
+    "cluster",
+    "remove",
+    "verify",
+];
+
+/// A walk through the phases, with what it has found so far.
+pub struct Walk<'a> {
+    pub job: &'a Job,
+    pub world: World,
+    /// The record as it was when the walk began.
+    pub record: ClusterRecord,
+    pub nodes: BTreeMap<String, NodeRecord>,
+    pub hosts: BTreeMap<String, Host>,
+    pub facts: BTreeMap<String, HostFacts>,
+}
+
+pub async fn create(job: &Job) -> Outcome<Done> {
+    converge(job).await
+}
+
+pub async fn update(job: &Job) -> Outcome<Done> {
+    converge(job).await
+}
+
+async fn converge(job: &Job) -> Outcome<Done> {
+    let journal = &job.journal;
+    journal.plan(&PHASES);
+    let record = job.record().await?;
+    let vault = job.vault().await?;
+    let world = World::open(&job.app, record.spec.clone(), vault)?;
+    let nodes = record.nodes.clone();
+    let (hosts, facts) = (BTreeMap::new(), BTreeMap::new());
+    let mut walk = Walk { job, world, record, nodes, hosts, facts };
+
+    walk.hosts = journal.phase("connect", walk.connect()).await?;
+    walk.facts = journal.phase("preflight", walk.observe()).await?;
+    walk.nodes = walk.choose().await?;
+    let pki = journal.phase("certificates", walk.certificates()).await?;
+    journal.phase("upload", walk.upload(&pki)).await?;
+    journal.phase("prepare", walk.apply("prepare", &pki, Stage::Prepare, |_| true)).await?;
+    journal.phase("etcd", members::ensure(&walk, &pki)).await?;
+    journal.phase("controlplane", walk.controlplane(&pki)).await?;
+    journal.phase("nodes", walk.join(&pki)).await?;
+    journal.phase("cluster", cluster::furnish(&walk, &pki)).await?;
+    let leftovers = journal.phase("remove", walk.remove(&pki)).await?;
+    journal.phase("verify", cluster::verify(&walk, &pki)).await?;
+    Ok(Done { leftovers })
+}
+
+/// What a walk would do on each host.
+pub async fn plan(world: &World, record: Option<&ClusterRecord>) -> Outcome<Vec<HostPlan>> {
+    let known = record.map(|record| record.nodes.clone()).unwrap_or_default();
+    let nodes = choose_nodes(world, &known, &BTreeMap::new())?;
+    let pki = pki_of(world)?;
+    let reach = world.reach(&known);
+    let look = async |node: &NodeSpec| {
+        let host = reach.connect(node).await?;
+        let facts = world.observe(&host).await?;
+        let document = world.document(node, &nodes, &facts, &pki, Stage::Node)?;
+        plan_host(world, &host, &facts, &document).await
+    };
+    all(world.spec.nodes.iter().map(look).collect()).await
+}
+
+/// A host that has the agent's program answers for itself; on a bare one everything is missing.
+async fn plan_host(
+    world: &World,
+    host: &Host,
+    facts: &HostFacts,
+    document: &HostDocument,
+) -> Outcome<HostPlan> {
+    let missing = host.missing(&bundled_files(document)).await?;
+    let bytes: u64 = missing.iter().map(|file| file.size).sum();
+    let note = (bytes > 0)
+        .then(|| format!("{} files ({} MiB) are uploaded first", missing.len(), bytes >> 20));
+    let changes = match facts.cluster {
+        Some(_) if !missing.iter().any(|file| file.path == world.supply.wharf.path) => {
+            host.plan(document, &world.supply.wharf).await?.changes
+        }
+        _ => all_changes(document),
+    };
+    Ok(HostPlan { host: host.name().to_owned(), changes, note })
+}
+
+fn pki_of(world: &World) -> Outcome<ClusterPki> {
+    let now = Timestamp::now();
+    let mut pki = match &world.vault.pki {
+        Some(pki) => pki.clone(),
+        None => ClusterPki::new(now).map_err(internal)?,
+    };
+    pki.ensure(&world.spec, now).map_err(internal)?;
+    Ok(pki)
+}
+
+/// What is chosen for every node of the wish; what was chosen before stays.
+fn choose_nodes(
+    world: &World,
+    known: &BTreeMap<String, NodeRecord>,
+    hosts: &BTreeMap<String, Host>,
+) -> Outcome<BTreeMap<String, NodeRecord>> {
+    let spec = &world.spec;
+    let cidrs = allocate_pod_cidrs(spec, known).map_err(|e| Failure::new(e.to_string()))?;
+    let begun = known.values().any(|node| node.etcd.is_some());
+    let mut nodes = known.clone();
+    for node in &spec.nodes {
+        let Some(pod_cidr) = cidrs.get(&node.name).copied() else { continue };
+        let key = hosts.get(&node.name).map(|host| host.session.host_key().as_str().to_owned());
+        let etcd = node
+            .is(NodeRole::Etcd)
+            .then(|| first_members(spec.nodes_with(NodeRole::Etcd), known, node, begun));
+        let chosen = nodes.entry(node.name.clone()).or_insert_with(|| NodeRecord {
+            spec: node.clone(),
+            pod_cidr,
+            host_key: None,
+            etcd: None,
+            installed: false,
+        });
+        chosen.spec = node.clone();
+        chosen.host_key = key.or_else(|| chosen.host_key.take());
+        if chosen.etcd.is_none() {
+            chosen.etcd = etcd;
+        }
+    }
+    Ok(nodes)
+}
+
+/// The members with which a node's etcd starts: all of the wish when there is no etcd yet; later
+/// those that were there before it, and itself.
+fn first_members<'a>(
+    wished: impl Iterator<Item = &'a NodeSpec>,
+    known: &BTreeMap<String, NodeRecord>,
+    node: &NodeSpec,
+    begun: bool,
+) -> EtcdStart {
+    let is_member = |name: &str| known.get(name).is_some_and(|known| known.etcd.is_some());
+    let members = wished
+        .filter(|other| !begun || is_member(&other.name) || other.name <= node.name)
+        .map(|other| (other.name.clone(), other.address))
+        .collect();
+    EtcdStart { members, joins: begun }
+}
+
+impl Walk<'_> {
+    pub fn is_installed(&self, name: &str) -> bool {
+        self.record.nodes.get(name).is_some_and(|node| node.installed)
+    }
+
+    async fn connect(&self) -> Outcome<BTreeMap<String, Host>> {
+        let reach = self.world.reach(&self.record.nodes);
+        let connect = async |node: &NodeSpec| {
+            let connect = reach.connect(node);
+            match self.job.journal.step("connect", &node.name, "connect", connect).await {
+                Ok(host) => Ok(Some((node.name.clone(), host))),
+                // It stays as it is: the update must not depend on a machine that is down.
+                Err(failure) if self.is_installed(&node.name) => {
+                    let why = failure.sentence();
+                    self.job.journal.log(format!("left as it is: {why}"));
+                    Ok(None)
+                }
+                Err(failure) => Err(failure),
+            }
+        };
+        let hosts = all(self.world.spec.nodes.iter().map(connect).collect()).await?;
+        Ok(hosts.into_iter().flatten().collect())
+    }
+
+    async fn observe(&self) -> Outcome<BTreeMap<String, HostFacts>> {
+        let observe = async |host: &Host| {
+            let observe = self.world.observe(host);
+            let facts = self.job.journal.step("preflight", host.name(), "facts", observe).await?;
+            Ok((host.name().to_owned(), facts))
+        };
+        let facts = all(self.hosts.values().map(observe).collect()).await?;
+        let facts: BTreeMap<String, HostFacts> = facts.into_iter().collect();
+        let findings = decide_preflight(&self.world.spec, &facts, self.world.arch());
+        let findings: Vec<_> =
+            findings.into_iter().filter(|found| !self.is_installed(&found.node)).collect();
+        judge(&findings, &self.job.journal)?;
+        Ok(facts)
+    }
+
+    /// Chooses addresses and pins host keys, and stores that before any host hears of it.
+    async fn choose(&self) -> Outcome<BTreeMap<String, NodeRecord>> {
+        let nodes = choose_nodes(&self.world, &self.record.nodes, &self.hosts)?;
+        self.job.store_nodes(&nodes).await?;
+        Ok(nodes)
+    }
+
+    async fn certificates(&self) -> Outcome<ClusterPki> {
+        let pki = pki_of(&self.world)?;
+        if self.world.vault.pki.as_ref() != Some(&pki) {
+            let mut vault = self.world.vault.clone();
+            vault.pki = Some(pki.clone());
+            self.job.store_vault(&vault).await?;
+            self.job.journal.log("certificates were issued");
+        }
+        Ok(pki)
+    }
+
+    pub fn document(&self, host: &Host, pki: &ClusterPki, stage: Stage) -> Outcome<HostDocument> {
+        let facts = self.facts.get(host.name());
+        let facts = facts.ok_or_else(|| Failure::on(host.name(), "it has no facts"))?;
+        self.world.document(&host.node, &self.nodes, facts, pki, stage)
+    }
+
+    async fn upload(&self, pki: &ClusterPki) -> Outcome<()> {
+        let permits = upload_permits();
+        let upload = async |host: &Host| {
+            let document = self.document(host, pki, Stage::Node)?;
+            let files = bundled_files(&document);
+            let journal = &self.job.journal;
+            let upload = async {
+                let _permit = permits.acquire().await;
+                host.upload(&files, &self.world.supply, journal).await
+            };
+            journal.step("upload", host.name(), "upload", upload).await
+        };
+        all(self.hosts.values().map(upload).collect()).await.map(|_| ())
+    }
+
+    /// Brings hosts to a stage, those that are installed excepted: they are at the last one.
+    pub async fn apply(
+        &self,
+        phase: &str,
+        pki: &ClusterPki,
+        stage: Stage,
+        which: impl Fn(&NodeSpec) -> bool,
+    ) -> Outcome<()> {
+        let hosts =
+            self.hosts.values().filter(|host| which(&host.node) && !self.is_installed(host.name()));
+        let work = hosts.map(|host| self.apply_to(phase, host, pki, stage)).collect();
+        all(work).await.map(|_| ())
+    }
+
+    pub async fn apply_to(
+        &self,
+        phase: &str,
+        host: &Host,
+        pki: &ClusterPki,
+        stage: Stage,
+    ) -> Outcome<HostReport> {
+        let document = self.document(host, pki, stage)?;
+        let apply = host.apply(&document, &self.world.supply.wharf);
+        let name = format!("{stage:?}").to_lowercase();
+        let report = self.job.journal.step(phase, host.name(), &name, apply).await?;
+        let changes = report.changes.len();
+        if changes > 0 {
+            self.job.journal.log(format!("{}: {name}: {changes} changes", host.name()));
+        }
+        Ok(report)
+    }
+
+    async fn controlplane(&self, pki: &ClusterPki) -> Outcome<()> {
+        let is_control = |node: &NodeSpec| node.is(NodeRole::Controlplane);
+        self.apply("controlplane", pki, Stage::Apiserver, is_control).await?;
+        cluster::wait_until_it_answers(self, pki).await?;
+        self.apply("controlplane", pki, Stage::Controllers, is_control).await
+    }
+
+    /// New hosts become nodes; those that are there learn of them.
+    async fn join(&self, pki: &ClusterPki) -> Outcome<()> {
+        let hosts = self.hosts.values();
+        let work = hosts.map(|host| self.apply_to("nodes", host, pki, Stage::Node)).collect();
+        all(work).await.map(|_| ())
+    }
+
+    /// Takes out the nodes that the wish no longer names, one after the other.
+    async fn remove(&self, pki: &ClusterPki) -> Outcome<Vec<Leftover>> {
+        let mut leftovers = Vec::new();
+        let mut nodes = self.nodes.clone();
+        for node in nodes.values_mut() {
+            node.installed |= self.hosts.contains_key(&node.spec.name);
+        }
+        self.job.store_nodes(&nodes).await?;
+        let gone: Vec<NodeRecord> = self
+            .nodes
+            .values()
+            .filter(|node| self.world.spec.node(&node.spec.name).is_none())
+            .cloned()
+            .collect();
+        for node in gone {
+            let name = &node.spec.name;
+            let journal = &self.job.journal;
+            journal.step("remove", name, "drain", cluster::take_out(self, pki, &node)).await?;
+            let clean = delete::clean_host(&self.world, &self.record.nodes, &node.spec);
+            let left = journal.step("remove", name, "clean", async { Ok(clean.await) }).await?;
+            leftovers.extend(left);
+            nodes.remove(name);
+            self.job.store_nodes(&nodes).await?;
+        }
+        Ok(leftovers)
+    }
+}
+
+impl Job {
+    pub async fn record(&self) -> Outcome<ClusterRecord> {
+        let record = self.app.store.read::<ClusterRecord>(&self.cluster).await.map_err(internal)?;
+        record.map(|record| record.value).ok_or_else(|| Failure::new("the cluster is gone"))
+    }
+
+    /// Stores what was chosen for the nodes, if it differs from what is stored.
+    pub async fn store_nodes(&self, nodes: &BTreeMap<String, NodeRecord>) -> Outcome<()> {
+        if self.record().await?.nodes == *nodes {
+            return Ok(());
+        }
+        let stored = self.fenced.commit(|stored| {
+            let record = ClusterRecord { nodes: nodes.clone(), ..stored.value.clone() };
+            Txn::new().write(&stored.id, &record, Timestamp::now(), None)
+        });
+        stored.await.map(|_| ()).map_err(internal)
+    }
+
+    pub async fn vault(&self) -> Outcome<vault::Vault> {
+        vault::read(&self.app, &self.cluster).await.map_err(internal)
+    }
+
+    pub async fn store_vault(&self, vault: &vault::Vault) -> Outcome<()> {
+        let sealed = vault::seal(&self.app, &self.cluster, vault).map_err(internal)?;
+        let stored = self
+            .fenced
+            .commit(|_| Txn::new().write(&self.cluster, &sealed, Timestamp::now(), None));
+        stored.await.map(|_| ()).map_err(internal)
+    }
+}
+
+/// What the server itself could not do: its store, its keys.
+pub fn internal(error: impl std::error::Error) -> Failure {
+    Failure::new(crate::error::chain(&error))
+}

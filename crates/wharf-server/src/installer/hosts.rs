@@ -1,0 +1,226 @@
+//! The hosts of an operation: connections, and the few things that are done on them.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, stream};
+use serde::de::DeserializeOwned;
+use wharf_core::{
+    cluster::{ClusterSpec, NodeRecord, NodeSpec},
+    install::host::{Bundled, HostDocument, HostReport, RemovalReport, place, uploaded_path},
+};
+use wharf_ssh::{Command, HostKey, Key, Limits, Session, SshError, Target, UploadSpec};
+
+use super::{Failure, Outcome, bundles::Supply, failure};
+use crate::engine::Journal;
+
+/// Hosts that are worked on at once. More would only wait for the server's own processor.
+const HOSTS_AT_ONCE: usize = 32;
+/// Uploads at once: each takes the whole line by itself.
+const UPLOADS_AT_ONCE: usize = 5;
+const FACTS_DEADLINE: Duration = Duration::from_secs(30);
+/// A document starts units and imports images; a slow machine takes a minute.
+const APPLY_DEADLINE: Duration = Duration::from_secs(300);
+
+/// One host with its open connection.
+#[derive(Clone)]
+pub struct Host {
+    pub node: NodeSpec,
+    pub session: Session,
+}
+
+/// How hosts are reached.
+pub struct Reach<'a> {
+    pub spec: &'a ClusterSpec,
+    pub key: Arc<Key>,
+    pub known: &'a BTreeMap<String, NodeRecord>,
+}
+
+impl Reach<'_> {
+    pub async fn connect(&self, node: &NodeSpec) -> Outcome<Host> {
+        let target = self.target(node)?;
+        let session = Session::connect(&target, &Limits::default()).await.map_err(failed)?;
+        session.ensure_root().await.map_err(failed)?;
+        Ok(Host { node: node.clone(), session })
+    }
+
+    fn target(&self, node: &NodeSpec) -> Outcome<Target> {
+        let pinned = self.known.get(&node.name).filter(|known| known.spec.address == node.address);
+        let pinned = pinned.and_then(|known| known.host_key.as_ref()).or(node.host_key.as_ref());
+        let pinned = pinned
+            .map(|text| HostKey::parse(text))
+            .transpose()
+            .map_err(|error| Failure::on(&node.name, format!("its host key: {error}")))?;
+        let ssh = &self.spec.ssh;
+        let jump = ssh.jump.as_ref().map(|jump| {
+            Box::new(Target {
+                host: jump.host.clone(),
+                address: jump.host.clone(),
+                port: jump.port,
+                user: jump.user.clone(),
+                key: self.key.clone(),
+                pinned: None,
+                jump: None,
+            })
+        });
+        Ok(Target {
+            host: node.name.clone(),
+            address: node.address.to_string(),
+            port: ssh.port,
+            user: ssh.user.clone(),
+            key: self.key.clone(),
+            pinned,
+            jump,
+        })
+    }
+}
+
+/// Does something on many hosts at once. All are carried to their end, also when one fails, so
+/// that the user learns of all that is wrong.
+pub async fn all<T, F: Future<Output = Outcome<T>>>(work: Vec<F>) -> Outcome<Vec<T>> {
+    let results: Vec<Outcome<T>> = stream::iter(work).buffered(HOSTS_AT_ONCE).collect().await;
+    let (done, failures): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    match failure::join(failures.into_iter().filter_map(Result::err).collect()) {
+        Some(failure) => Err(failure),
+        None => Ok(done.into_iter().filter_map(Result::ok).collect()),
+    }
+}
+
+impl Host {
+    pub fn name(&self) -> &str {
+        &self.node.name
+    }
+
+    /// Runs a script of ours that only looks.
+    pub async fn ask(&self, script: &str, arguments: &[String]) -> Outcome<String> {
+        let words = ["sh", "-s", "--"].map(str::to_owned).into_iter().chain(arguments.to_vec());
+        let command = Command::new(words).stdin(script.to_owned()).timeout(FACTS_DEADLINE);
+        Ok(self.session.run(&command).await.map_err(failed)?.stdout_text())
+    }
+
+    /// Puts the files there that a document needs and the host lacks.
+    pub async fn upload(
+        &self,
+        files: &[Bundled],
+        supply: &Supply,
+        journal: &Journal,
+    ) -> Outcome<()> {
+        // The agent's program runs from the place of uploads, also where a bundle came with the
+        // machine.
+        let mut missing = self.not_uploaded(std::slice::from_ref(&supply.wharf)).await?;
+        missing.extend(self.missing(files).await?);
+        for file in missing {
+            let mib = file.size >> 20;
+            journal.log(format!("{}: uploading {} ({mib} MiB)", self.name(), file.path));
+            self.upload_one(&file, supply).await?;
+        }
+        Ok(())
+    }
+
+    pub async fn upload_one(&self, file: &Bundled, supply: &Supply) -> Outcome<()> {
+        let source = supply.path_of(file)?;
+        let spec = upload_spec(file, uploaded_path(&file.sha256));
+        self.session.upload(&source, &spec, |_| {}).await.map(|_| ()).map_err(failed)
+    }
+
+    /// Of these files, those that are neither uploaded nor came with the machine's image.
+    pub async fn missing(&self, files: &[Bundled]) -> Outcome<Vec<Bundled>> {
+        let missing = self.not_uploaded(files).await?;
+        self.not_at(&missing, |file| format!("{}/{}", place::PRELOADED, file.path)).await
+    }
+
+    pub async fn not_uploaded(&self, files: &[Bundled]) -> Outcome<Vec<Bundled>> {
+        self.not_at(files, |file| uploaded_path(&file.sha256)).await
+    }
+
+    async fn not_at(
+        &self,
+        files: &[Bundled],
+        place: impl Fn(&Bundled) -> String,
+    ) -> Outcome<Vec<Bundled>> {
+        let specs: Vec<_> = files.iter().map(|file| upload_spec(file, place(file))).collect();
+        let there = self.session.present(&specs).await.map_err(failed)?;
+        let missing = files.iter().zip(there).filter(|(_, there)| !there);
+        Ok(missing.map(|(file, _)| file.clone()).collect())
+    }
+
+    /// Makes the host as the document says.
+    pub async fn apply(&self, document: &HostDocument, wharf: &Bundled) -> Outcome<HostReport> {
+        self.agent(wharf, &["agent", "host", "apply"], document).await
+    }
+
+    /// What [`Self::apply`] would do.
+    pub async fn plan(&self, document: &HostDocument, wharf: &Bundled) -> Outcome<HostReport> {
+        self.agent(wharf, &["agent", "host", "apply", "--dry-run"], document).await
+    }
+
+    async fn agent(
+        &self,
+        wharf: &Bundled,
+        arguments: &[&str],
+        document: &HostDocument,
+    ) -> Outcome<HostReport> {
+        let json = serde_json::to_vec(document)
+            .map_err(|error| Failure::on(self.name(), format!("its document: {error}")))?;
+        let report: HostReport = self.ask_agent(wharf, arguments, json).await?;
+        match report.failure {
+            Some(failure) => Err(Failure::of_host(self.name(), failure)),
+            None => Ok(report),
+        }
+    }
+
+    /// Takes away what was made; says what is left.
+    pub async fn remove(&self, wharf: &Bundled) -> Outcome<RemovalReport> {
+        self.ask_agent(wharf, &["agent", "host", "remove"], Vec::new()).await
+    }
+
+    /// Runs the agent's program on the host. Its report says what went wrong, so its exit code
+    /// matters only where there is no report.
+    async fn ask_agent<T: DeserializeOwned>(
+        &self,
+        wharf: &Bundled,
+        arguments: &[&str],
+        stdin: Vec<u8>,
+    ) -> Outcome<T> {
+        let program = uploaded_path(&wharf.sha256);
+        let argv = std::iter::once(program.as_str()).chain(arguments.iter().copied());
+        let command = Command::new(argv).stdin(stdin).as_root().timeout(APPLY_DEADLINE);
+        let output = self.session.exec(&command).await.map_err(failed)?;
+        serde_json::from_slice(&output.stdout).map_err(|error| Failure {
+            exit_code: Some(output.exit),
+            stderr_tail: Some(output.stderr_text()),
+            ..Failure::on(self.name(), format!("the agent's report cannot be read: {error}"))
+        })
+    }
+
+    /// Runs a program of ours on the host as root.
+    pub async fn run(&self, argv: &[&str], deadline: Duration) -> Outcome<String> {
+        let command = Command::new(argv.iter().copied()).as_root().timeout(deadline);
+        Ok(self.session.run(&command).await.map_err(failed)?.stdout_text())
+    }
+
+    pub async fn exists(&self, path: &str) -> Outcome<bool> {
+        let command = Command::new(["test", "-e", path]).as_root();
+        Ok(self.session.exec(&command).await.map_err(failed)?.success())
+    }
+}
+
+fn upload_spec(file: &Bundled, remote: String) -> UploadSpec {
+    UploadSpec { remote, sha256: file.sha256.clone(), size: file.size, mode: 0o755 }
+}
+
+/// How many uploads may run at once, as a permit for each.
+pub fn upload_permits() -> Arc<tokio::sync::Semaphore> {
+    Arc::new(tokio::sync::Semaphore::new(UPLOADS_AT_ONCE))
+}
+
+pub fn failed(error: SshError) -> Failure {
+    let hint = error.hint();
+    let host = error.host().to_owned();
+    let (message, exit_code, stderr_tail) = match error {
+        SshError::Remote { command, exit, stderr_tail, .. } => {
+            (format!("`{command}` failed"), Some(exit), Some(stderr_tail))
+        }
+        other => (crate::error::chain(&other), None, None),
+    };
+    Failure { host, message, exit_code, stderr_tail, hint }
+}

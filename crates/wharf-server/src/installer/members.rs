@@ -1,0 +1,133 @@
+//! The members of etcd: all at once for a new cluster, one after the other for one that runs.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use wharf_core::{
+    cluster::{NodeRole, NodeSpec},
+    install::{credentials::path, document::Stage},
+};
+use wharf_pki::ClusterPki;
+
+use super::{
+    Failure, Outcome,
+    converge::Walk,
+    hosts::{Host, all},
+};
+
+const ETCDCTL: &str = "/opt/wharf/bin/etcdctl";
+const DEADLINE: Duration = Duration::from_secs(20);
+/// A learner of a small database catches up at once; a large one takes minutes.
+const PROMOTE_TRIES: usize = 120;
+const PROMOTE_EVERY: Duration = Duration::from_secs(1);
+
+/// Starts the members that do not run yet.
+pub async fn ensure(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
+    let is_new = |node: &&NodeSpec| node.is(NodeRole::Etcd) && !walk.is_installed(&node.name);
+    let (joining, beginning): (Vec<&NodeSpec>, Vec<&NodeSpec>) =
+        walk.world.spec.nodes.iter().filter(is_new).partition(|node| {
+            let start = walk.nodes.get(&node.name).and_then(|node| node.etcd.as_ref());
+            start.is_some_and(|start| start.joins)
+        });
+    // A lone member of three never becomes ready: they start together.
+    let begin = async |node: &NodeSpec| {
+        let host = walk.hosts.get(&node.name);
+        let host = host.ok_or_else(|| Failure::on(&node.name, "it is not connected"))?;
+        walk.apply_to("etcd", host, pki, Stage::Etcd).await
+    };
+    all(beginning.into_iter().map(begin).collect()).await?;
+    for node in joining {
+        join(walk, pki, node).await?;
+    }
+    Ok(())
+}
+
+/// Adds one member as a learner, starts it and makes it a voter once it has caught up.
+async fn join(walk: &Walk<'_>, pki: &ClusterPki, node: &NodeSpec) -> Outcome<()> {
+    let host = walk.hosts.get(&node.name);
+    let host = host.ok_or_else(|| Failure::on(&node.name, "it is not connected"))?;
+    let speaker = speaker(walk, node)?;
+    let peer = format!("https://{}:2380", node.address);
+    let known = members(speaker).await?;
+    if !known.iter().any(|member| member.peers.contains(&peer)) {
+        let add = ["member", "add", &node.name, "--learner", "--peer-urls", &peer];
+        etcdctl(speaker, &add).await?;
+    }
+    walk.apply_to("etcd", host, pki, Stage::Etcd).await?;
+    let promote = promote(speaker, &peer);
+    walk.job.journal.step("etcd", host.name(), "promote", promote).await
+}
+
+async fn promote(speaker: &Host, peer: &str) -> Outcome<()> {
+    let mut last = None;
+    for _ in 0..PROMOTE_TRIES {
+        let member =
+            members(speaker).await?.into_iter().find(|m| m.peers.iter().any(|p| p == peer));
+        let Some(member) = member else {
+            return Err(Failure::on(speaker.name(), format!("etcd has no member {peer}")));
+        };
+        if !member.learner {
+            return Ok(());
+        }
+        match etcdctl(speaker, &["member", "promote", &format!("{:x}", member.id)]).await {
+            Ok(_) => return Ok(()),
+            Err(failure) => last = Some(failure),
+        }
+        tokio::time::sleep(PROMOTE_EVERY).await;
+    }
+    Err(last.unwrap_or_else(|| Failure::on(speaker.name(), "the new member did not catch up")))
+}
+
+/// A member that runs already and speaks for the others.
+fn speaker<'a>(walk: &'a Walk<'_>, node: &NodeSpec) -> Outcome<&'a Host> {
+    let starts = |host: &&Host| {
+        let other = host.node.name != node.name && host.node.is(NodeRole::Etcd);
+        let record = walk.nodes.get(host.name()).and_then(|record| record.etcd.as_ref());
+        // Those of the beginning, and those that joined before this one.
+        other && record.is_some_and(|s| !s.joins || walk.is_installed(host.name()))
+    };
+    let found = walk.hosts.values().find(starts);
+    found.ok_or_else(|| Failure::on(&node.name, "no member of etcd can be reached to add it"))
+}
+
+struct Member {
+    id: u64,
+    peers: Vec<String>,
+    learner: bool,
+}
+
+async fn members(host: &Host) -> Outcome<Vec<Member>> {
+    #[derive(Deserialize)]
+    struct List {
+        members: Vec<Listed>,
+    }
+    #[derive(Deserialize)]
+    struct Listed {
+        #[serde(rename = "ID")]
+        id: u64,
+        #[serde(rename = "peerURLs", default)]
+        peers: Vec<String>,
+        #[serde(rename = "isLearner", default)]
+        learner: bool,
+    }
+    let text = etcdctl(host, &["member", "list", "-w", "json"]).await?;
+    let list: List = serde_json::from_str(&text)
+        .map_err(|error| Failure::on(host.name(), format!("the list of members: {error}")))?;
+    let member = |m: Listed| Member { id: m.id, peers: m.peers, learner: m.learner };
+    Ok(list.members.into_iter().map(member).collect())
+}
+
+async fn etcdctl(host: &Host, arguments: &[&str]) -> Outcome<String> {
+    let mut argv = vec![
+        ETCDCTL,
+        "--endpoints=https://127.0.0.1:2379",
+        "--cacert",
+        path::ETCD_CA,
+        "--cert",
+        path::ETCD_SERVER,
+        "--key",
+        path::ETCD_SERVER_KEY,
+    ];
+    argv.extend(arguments);
+    host.run(&argv, DEADLINE).await
+}

@@ -1,0 +1,209 @@
+//! Everything that an operation knows: the wish, the record, the secrets, the files, the hosts.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+use wharf_core::{
+    cluster::{ClusterRecord, ClusterSpec, NodeRecord, NodeSpec},
+    install::{
+        document::{BundleIndex, DocumentInput, Stage, host_document},
+        facts::HostFacts,
+        host::{Action, Bundled, Change, Content, HostDocument, Image, Wanted},
+        preflight::{Check, Finding, Severity, decide_preflight},
+        script::{self, FACTS_SCRIPT},
+    },
+};
+use wharf_pki::ClusterPki;
+use wharf_ssh::Key;
+
+use super::{
+    Failure, Outcome,
+    bundles::Supply,
+    converge::internal,
+    credentials::credentials_of,
+    hosts::{Host, Reach, all},
+};
+use crate::{app::App, engine::Journal, vault::Vault};
+
+/// What does not change while an operation runs.
+pub struct World {
+    pub app: App,
+    pub spec: ClusterSpec,
+    pub vault: Vault,
+    pub supply: Supply,
+    pub index: BundleIndex,
+    pub images: Vec<Image>,
+    pub key: Arc<Key>,
+}
+
+impl World {
+    pub fn open(app: &App, spec: ClusterSpec, vault: Vault) -> Outcome<World> {
+        let supply = Supply::open(&app.config, &spec.kubernetes_version)?;
+        let (index, images) = contents(&supply);
+        let secrets = &vault.secrets;
+        let key = Key::parse(&secrets.ssh_key, &secrets.ssh_key_passphrase)
+            .map_err(|error| Failure::new(format!("the SSH key: {error}")))?;
+        Ok(World { app: app.clone(), spec, vault, supply, index, images, key: Arc::new(key) })
+    }
+
+    /// The architecture of the programs to install.
+    pub fn arch(&self) -> &str {
+        &self.supply.bundle.manifest().arch
+    }
+
+    pub fn reach<'a>(&'a self, known: &'a BTreeMap<String, NodeRecord>) -> Reach<'a> {
+        Reach { spec: &self.spec, key: self.key.clone(), known }
+    }
+
+    /// Asks a host for its facts.
+    pub async fn observe(&self, host: &Host) -> Outcome<HostFacts> {
+        let others = self.spec.nodes.iter().filter(|node| node.name != host.node.name);
+        let mut arguments = vec![host.node.address.to_string(), self.spec.ssh.port.to_string()];
+        arguments.extend(others.map(|node| node.address.to_string()));
+        let before = Timestamp::now().as_second();
+        let text = host.ask(FACTS_SCRIPT, &arguments).await?;
+        let middle = before + (Timestamp::now().as_second() - before) / 2;
+        script::parse_facts(&text, middle)
+            .map_err(|error| Failure::on(host.name(), format!("its facts: {error}")))
+    }
+
+    /// What a host shall hold at a stage.
+    pub fn document(
+        &self,
+        node: &NodeSpec,
+        nodes: &BTreeMap<String, NodeRecord>,
+        facts: &HostFacts,
+        pki: &ClusterPki,
+        stage: Stage,
+    ) -> Outcome<HostDocument> {
+        let credentials = credentials_of(pki, &self.spec, node).map_err(internal)?;
+        let input = DocumentInput {
+            spec: &self.spec,
+            node,
+            nodes,
+            facts,
+            credentials: &credentials,
+            bundle: &self.index,
+            images: &self.images,
+            stage,
+            etcd_token: &pki.etcd_token,
+            secrets: &self.vault.secrets,
+        };
+        host_document(&input).map_err(|error| Failure::on(&node.name, error.to_string()))
+    }
+}
+
+/// The files of a document that come from the bundle, each once.
+pub fn bundled_files(document: &HostDocument) -> Vec<Bundled> {
+    let programs = document.files.iter().filter_map(|file| match &file.content {
+        Content::Bundled(bundled) => Some(bundled),
+        Content::Text(_) => None,
+    });
+    let images = document.images.iter().map(|image| &image.archive);
+    let mut files: Vec<Bundled> = Vec::new();
+    for file in programs.chain(images) {
+        if !files.contains(file) {
+            files.push(file.clone());
+        }
+    }
+    files
+}
+
+/// Everything that a document makes on a host that has none of it.
+pub fn all_changes(document: &HostDocument) -> Vec<Change> {
+    let change = |action: Action, subject: &str| Change { action, subject: subject.to_owned() };
+    let mut all = Vec::new();
+    all.extend(document.modules.iter().map(|module| change(Action::LoadModule, module)));
+    all.extend(document.sysctls.keys().map(|key| change(Action::SetSysctl, key)));
+    let directories = document.directories.iter();
+    all.extend(directories.map(|made| change(Action::MakeDirectory, &made.path)));
+    all.extend(document.files.iter().map(|file| change(Action::WriteFile, &file.path)));
+    all.extend(document.links.iter().map(|link| change(Action::MakeLink, &link.path)));
+    all.extend(document.images.iter().map(|image| change(Action::ImportImage, &image.name)));
+    for unit in &document.units {
+        all.push(change(Action::WriteUnit, &unit.name));
+        if unit.wanted == Wanted::Started {
+            all.push(change(Action::StartUnit, &unit.name));
+        }
+    }
+    all
+}
+
+/// The bundle as documents name its files.
+fn contents(supply: &Supply) -> (BundleIndex, Vec<Image>) {
+    let bundled = |entry: &wharf_bundle::FileEntry| Bundled {
+        path: entry.path.clone(),
+        sha256: entry.sha256.to_string(),
+        size: entry.size,
+    };
+    let manifest = supply.bundle.manifest();
+    let mut index: BundleIndex =
+        manifest.files.iter().map(|entry| (entry.name().to_owned(), bundled(entry))).collect();
+    index.insert("wharf".to_owned(), supply.wharf.clone());
+    let images = supply
+        .bundle
+        .images()
+        .map(|(name, entry)| Image { name: name.to_owned(), archive: bundled(entry) })
+        .collect();
+    (index, images)
+}
+
+/// Looks at the hosts of a wish and says all that is not good about them; touches nothing.
+pub async fn preflight(world: &World, known: &BTreeMap<String, NodeRecord>) -> Vec<Finding> {
+    let reach = world.reach(known);
+    let look = async |node: &NodeSpec| {
+        let facts = match reach.connect(node).await {
+            Ok(host) => world.observe(&host).await,
+            Err(failure) => Err(failure),
+        };
+        Ok((node.name.clone(), facts))
+    };
+    let looked = all(world.spec.nodes.iter().map(look).collect()).await.unwrap_or_default();
+    let mut facts = BTreeMap::new();
+    let mut findings = Vec::new();
+    for (name, outcome) in looked {
+        match outcome {
+            Ok(found) => {
+                facts.insert(name, found);
+            }
+            Err(failure) => findings.push(Finding {
+                node: name,
+                check: Check::Connect,
+                severity: Severity::Error,
+                message: failure.sentence(),
+                hint: failure.hint.unwrap_or_default(),
+            }),
+        }
+    }
+    findings.extend(decide_preflight(&world.spec, &facts, world.arch()));
+    findings
+}
+
+/// One host's part of a plan.
+pub struct HostPlan {
+    pub host: String,
+    pub changes: Vec<Change>,
+    pub note: Option<String>,
+}
+
+/// What an operation would do, host by host; touches nothing.
+pub async fn plan(world: &World, record: Option<&ClusterRecord>) -> Outcome<Vec<HostPlan>> {
+    super::converge::plan(world, record).await
+}
+
+/// Says something in the journal for each warning, and fails with all errors at once.
+pub fn judge(findings: &[Finding], journal: &Journal) -> Outcome<()> {
+    let mut errors = Vec::new();
+    for finding in findings {
+        match finding.severity {
+            Severity::Warning => {
+                journal.log(format!("warning: {}: {}", finding.node, finding.message));
+            }
+            Severity::Error => {
+                let failure = Failure::on(&finding.node, finding.message.clone());
+                errors.push(failure.hint(finding.hint.clone()));
+            }
+        }
+    }
+    super::failure::join(errors).map_or(Ok(()), Err)
+}
