@@ -36,8 +36,20 @@ pub fn config(dir: &Path) -> Config {
         listen: "127.0.0.1:0".parse().unwrap(),
         http: true,
         admin_password_file: password_file,
+        bundles_dir: bundles(dir),
         ..Config::default()
     }
+}
+
+/// A directory with an empty bundle: enough to know which version can be installed.
+fn bundles(dir: &Path) -> std::path::PathBuf {
+    let bundles = dir.join("bundles");
+    std::fs::create_dir_all(bundles.join("one")).unwrap();
+    let manifest = json!({
+        "format": 1, "arch": "amd64", "kubernetes": "1.36.3", "created": {"by": "a test"}, "files": [],
+    });
+    std::fs::write(bundles.join("one/bundle.json"), manifest.to_string()).unwrap();
+    bundles
 }
 
 impl TestServer {
