@@ -476,3 +476,38 @@ async fn children_answer_while_the_cluster_is_served_and_operations_always() {
     }
     assert_eq!(server.get("/clusters/absent/events", &server.admin).await.status(), 404);
 }
+
+#[tokio::test]
+async fn a_rehearsal_checks_like_the_real_thing_and_stores_nothing() {
+    let server = with_demo().await;
+    let act = async |name: &str, action: &str, body: &Value| {
+        server.post(&format!("/clusters/{name}?action={action}"), &server.admin, body).await
+    };
+    let mut fresh = wish("fresh");
+    for (i, node) in fresh["nodes"].as_array_mut().unwrap().iter_mut().enumerate() {
+        node["address"] = json!(format!("198.51.100.{}", i + 1));
+    }
+    for action in ["plan", "preflight"] {
+        let (status, _, body) = error_of(act("fresh", action, &wish("fresh")).await).await;
+        assert_eq!((status, &body["details"][0]["code"]), (422, &json!("DuplicateResource")));
+        let (status, _, body) = error_of(act("other", action, &fresh).await).await;
+        assert_eq!((status, &body["details"][0]["field"]), (422, &json!("name")), "{body}");
+        let mut changed = wish("demo");
+        changed["clusterDomain"] = json!("other.local");
+        let (status, _, body) = error_of(act("demo", action, &changed).await).await;
+        assert_eq!((status, &body["details"][0]["field"]), (422, &json!("clusterDomain")));
+        let path = format!("/clusters/absent?action={action}");
+        let empty = server.request(Method::POST, &path, &server.admin).send().await.unwrap();
+        assert_eq!(empty.status(), 404);
+    }
+    // The machines cannot be reached, and that is what is found out.
+    for (name, body) in [("fresh", &fresh), ("demo", &wish("demo"))] {
+        let found = json_of(act(name, "preflight", body).await).await;
+        assert_eq!(found["ok"], false, "{found}");
+        let hosts: Vec<&Value> =
+            found["findings"].as_array().unwrap().iter().map(|finding| &finding["host"]).collect();
+        assert_eq!(hosts, ["m1", "w1", "w2"], "{found}");
+    }
+    assert_eq!(server.get("/clusters/fresh", &server.admin).await.status(), 404);
+    assert_eq!(record(&server, "demo").await.state, ClusterState::Creating);
+}

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use wharf_api::error::ErrorCode;
 use wharf_core::{
     cluster::{ClusterRecord, Origin, validate::Draft},
     install::preflight::Finding,
 };
 
-use super::{check_create, check_update, get};
+use super::{check_create, check_update, get, unreadable_error};
 use crate::{
     access::Caller,
     app::App,
@@ -49,7 +50,7 @@ async fn world(
     let shown = get(app, caller, name).await;
     let (spec, vault, record) = match (shown, draft) {
         (Ok(shown), draft) => {
-            let stored = shown.record.map_err(|bad| ApiError::internal(bad.reason))?;
+            let stored = shown.record.map_err(|bad| unreadable_error(&bad))?;
             if stored.value.origin == Origin::Imported {
                 return Err(ApiError::denied(format!(
                     "the cluster {name} was imported: its machines are not ours to look at"
@@ -68,6 +69,10 @@ async fn world(
         (Err(missing), None) => return Err(missing),
         (Err(_), Some(draft)) => {
             let checked = check_create(app, draft).await?;
+            if checked.spec.name != name {
+                let message = format!("the name in the body is not {name}");
+                return Err(ApiError::field("name", ErrorCode::InvalidOption, message));
+            }
             (checked.spec, Vault { secrets: checked.secrets, ..Vault::default() }, None)
         }
     };
@@ -77,7 +82,7 @@ async fn world(
 
 /// A host that cannot be looked at is the caller's affair, not a defect of the server.
 fn failed(failure: &Failure) -> ApiError {
-    let error = ApiError::new(wharf_api::error::ErrorCode::ClusterUnavailable, failure.sentence());
+    let error = ApiError::new(ErrorCode::ClusterUnavailable, failure.sentence());
     match &failure.hint {
         Some(hint) => error.hint(hint.clone()),
         None => error,

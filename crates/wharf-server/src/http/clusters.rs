@@ -128,7 +128,9 @@ pub async fn delete(
 #[derive(Debug, Deserialize, IntoParams)]
 pub struct Action {
     /// `cancel`: stop what is under way, without a body; `import`: take in a cluster that exists
-    /// already under this name, which must be free.
+    /// already under this name, which must be free; `plan` and `preflight`: say what would be done
+    /// and what is wrong with the machines, for the body of a create or an update, or for the
+    /// cluster as it is.
     action: Option<String>,
 }
 
