@@ -14,7 +14,9 @@ use wharf_bundle::{Bundle, Error, Manifest, image};
 use crate::{full_cache, names_in, new_bundle};
 
 /// The files of a tar, with their headers.
-fn read_tar(bytes: &[u8]) -> BTreeMap<String, (tar::Header, Vec<u8>)> {
+type Files = BTreeMap<String, (tar::Header, Vec<u8>)>;
+
+fn read_tar(bytes: &[u8]) -> Files {
     let mut files = BTreeMap::new();
     for entry in tar::Archive::new(bytes).entries().unwrap() {
         let mut entry = entry.unwrap();
@@ -29,7 +31,7 @@ fn read_tar(bytes: &[u8]) -> BTreeMap<String, (tar::Header, Vec<u8>)> {
 }
 
 /// Follows a descriptor as an importer does: by digest and size.
-fn blob(files: &BTreeMap<String, (tar::Header, Vec<u8>)>, descriptor: &Value) -> Vec<u8> {
+fn blob(files: &Files, descriptor: &Value) -> Vec<u8> {
     let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
     let (_, content) = &files[&format!("blobs/sha256/{digest}")];
     assert_eq!(hex::encode(sha2::Sha256::digest(content)), digest);
@@ -42,7 +44,7 @@ fn json(bytes: &[u8]) -> Value {
 }
 
 /// What an importer makes of an archive: name, configuration and the files of the layer.
-fn import(path: &Path) -> (String, Value, BTreeMap<String, (tar::Header, Vec<u8>)>) {
+fn import(path: &Path) -> (String, Value, Files) {
     let files = read_tar(&fs::read(path).unwrap());
     assert_eq!(json(&files["oci-layout"].1)["imageLayoutVersion"], "1.0.0");
     let index = json(&files["index.json"].1);
