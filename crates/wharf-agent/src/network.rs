@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
-use wharf_core::install::network::{NetworkFile, decide_network, decide_removal};
+use wharf_core::install::network::{NetworkFile, decide_network};
 
 use crate::config::Config;
 
@@ -149,7 +149,7 @@ impl Keeper {
 /// Makes the kernel hold what the file says. One peer's fault does not keep another's route away.
 async fn reconcile(file: &NetworkFile, table: &mut Table) -> Result<(), String> {
     let mut kernel = Kernel::open().map_err(|error| in_words(&error))?;
-    let observed = kernel.observe(Some(file), table).await.map_err(|error| in_words(&error))?;
+    let observed = kernel.observe(file, table).await.map_err(|error| in_words(&error))?;
     let decision = decide_network(file, &observed);
     let mut faults: Vec<String> = decision.waiting.into_iter().collect();
     for action in &decision.actions {
@@ -159,22 +159,6 @@ async fn reconcile(file: &NetworkFile, table: &mut Table) -> Result<(), String> 
         }
     }
     if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
-}
-
-/// Takes away everything that the agent put into the kernel, and says what that was. For hosts
-/// that leave their cluster; the agent must not run any more. With `dry_run` nothing is touched.
-pub async fn remove(dry_run: bool) -> Result<Vec<String>, NetworkError> {
-    let mut table = Table::default();
-    let mut kernel = Kernel::open()?;
-    let observed = kernel.observe(None, &table).await?;
-    let mut removed = Vec::new();
-    for action in decide_removal(&observed) {
-        if !dry_run {
-            kernel.carry_out(&action, &mut table).await?;
-        }
-        removed.push(action.to_string());
-    }
-    Ok(removed)
 }
 
 /// An error with its causes.

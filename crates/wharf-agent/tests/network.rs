@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
-use serde_json::Value;
+use serde_json::{Value, json};
 use wharf_core::install::network::{
     BALANCER, Balancer, NetworkFile, NetworkMode, NetworkNode, pod_mtu, render_conflist,
 };
@@ -21,6 +21,8 @@ use wharf_testbed::{Bind, Host, Options, TestBed, wait_for};
 const SOON: Duration = Duration::from_secs(40);
 const AGENT: &str = "/usr/local/bin/node_agent";
 const PLUGINS: &str = "/opt/cni";
+/// A port of each host that leads to its pod.
+const HOST_PORT: u16 = 8080;
 /// Much more than one packet, to find packets that are too large.
 const BLOB_BYTES: usize = 300_000;
 
@@ -104,22 +106,29 @@ impl<'a> Node<'a> {
         self.write_file();
     }
 
-    /// What containerd does with the configuration for a pod.
+    /// What containerd does with the configuration for a pod that asks for a port of its host.
     fn plug_pod(&self) -> Ipv4Addr {
         let list = render_conflist(&self.file, pod_mtu(self.file.mode, 1500));
         let list: Value = serde_json::from_str(&list).unwrap();
-        let mut bridge = list["plugins"][0].clone();
-        bridge["cniVersion"] = list["cniVersion"].clone();
-        bridge["name"] = list["name"].clone();
-        fs::write(self.host.root().join("etc/bridge.json"), bridge.to_string()).unwrap();
-        let answer = sh(
-            self.host,
-            &format!(
-                "ip netns add pod && CNI_COMMAND=ADD CNI_CONTAINERID=pod CNI_IFNAME=eth0 \
-                 CNI_NETNS=/run/netns/pod CNI_PATH={PLUGINS} {PLUGINS}/bridge < /etc/bridge.json"
-            ),
-        );
-        let answer: Value = serde_json::from_str(&answer).unwrap();
+        sh(self.host, "ip netns add pod");
+        let mut answer = Value::Null;
+        for plugin in list["plugins"].as_array().unwrap() {
+            let mut config = plugin.clone();
+            config["cniVersion"] = list["cniVersion"].clone();
+            config["name"] = list["name"].clone();
+            if plugin["capabilities"]["portMappings"] == true {
+                config["prevResult"] = answer;
+                let port = json!({ "hostPort": HOST_PORT, "containerPort": 80, "protocol": "tcp" });
+                config["runtimeConfig"] = json!({ "portMappings": [port] });
+            }
+            let name = plugin["type"].as_str().unwrap();
+            fs::write(self.host.root().join("etc/plugin.json"), config.to_string()).unwrap();
+            let run = format!(
+                "CNI_COMMAND=ADD CNI_CONTAINERID=pod CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod \
+                 CNI_PATH={PLUGINS} {PLUGINS}/{name} < /etc/plugin.json"
+            );
+            answer = serde_json::from_str(&sh(self.host, &run)).unwrap();
+        }
         let address = answer["ips"][0]["address"].as_str().unwrap();
         address.split('/').next().unwrap().parse().unwrap()
     }
@@ -211,12 +220,15 @@ fn pods_reach_each_other_and_what_others_remove_comes_back() {
     wait_for("the outside to answer", SOON, || Ok(a.seen_by(outside.address()))).unwrap();
     assert_eq!(a.seen_by(outside.address()).unwrap(), a.host.address().to_string());
 
+    let knock = format!("timeout 3 socat -u TCP:{}:{HOST_PORT} -", a.host.address());
+    assert_eq!(sh(outside, &knock), outside.address().to_string());
+
     removed_comes_back(a, &direct);
     a.reaches(b);
 
     mode_changes_while_pods_run(&mut nodes);
     a_peer_leaves(&mut nodes);
-    removal_leaves_nothing(&nodes[0]);
+    a_stopped_agent_leaves_pods_connected(&nodes);
     bed.down().unwrap();
 }
 
@@ -286,16 +298,11 @@ fn a_peer_leaves(nodes: &mut [Node<'_>; 2]) {
     nodes[0].reaches(&nodes[1]);
 }
 
-fn removal_leaves_nothing(node: &Node<'_>) {
-    // Stopped, the agent leaves all in place; removing is another thing.
-    sh(node.host, "systemctl stop wharf-agent");
-    assert!(node.routes().contains("wharf-vx"));
-    let removed = sh(node.host, &format!("{AGENT} remove"));
-    assert_eq!(removed.lines().count(), 3, "{removed}");
-    assert_eq!(node.routes(), "");
-    let left = sh(node.host, "ip link show; nft list tables");
-    assert!(!left.contains("wharf-vx") && !left.contains("table ip wharf\n"), "{left}");
-    assert_eq!(sh(node.host, &format!("{AGENT} remove")), "");
+fn a_stopped_agent_leaves_pods_connected(nodes: &[Node<'_>; 2]) {
+    for node in nodes {
+        sh(node.host, "systemctl stop wharf-agent");
+    }
+    nodes[0].reaches(&nodes[1]);
 }
 
 /// Two bridges with different subnets, and a host on both that forwards between them.

@@ -52,17 +52,13 @@ impl Kernel {
         Ok(Self { netlink, connection, interface: None, tunnel: None })
     }
 
-    /// Without a file it sees only what is ours.
     pub async fn observe(
         &mut self,
-        file: Option<&NetworkFile>,
+        file: &NetworkFile,
         table: &Table,
     ) -> Result<ObservedNetwork, NetworkError> {
         let addresses = self.addresses().await?;
-        let interface = match file {
-            Some(file) => self.find_interface(file, &addresses).await?,
-            None => None,
-        };
+        let interface = self.find_interface(file, &addresses).await?;
         self.interface = interface.as_ref().map(|interface| interface.index);
         let link = self.link(TUNNEL).await?;
         self.tunnel = link.as_ref().map(|link| link.header.index);

@@ -177,7 +177,7 @@ pub struct NetworkDecision {
 /// it should be needs no action.
 pub fn decide_network(file: &NetworkFile, observed: &ObservedNetwork) -> NetworkDecision {
     if file.mode == NetworkMode::None {
-        return NetworkDecision { actions: decide_removal(observed), waiting: None };
+        return NetworkDecision { actions: remove_all(observed), waiting: None };
     }
     let mut actions = Vec::new();
     let rule = Masquerade::of(file);
@@ -210,8 +210,7 @@ fn no_interface(file: &NetworkFile) -> String {
     }
 }
 
-/// What takes away everything of ours.
-pub fn decide_removal(observed: &ObservedNetwork) -> Vec<NetworkAction> {
+fn remove_all(observed: &ObservedNetwork) -> Vec<NetworkAction> {
     let mut actions: Vec<NetworkAction> =
         observed.routes.iter().copied().map(NetworkAction::RemoveRoute).collect();
     if observed.tunnel.is_some() {
