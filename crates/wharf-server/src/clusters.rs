@@ -93,9 +93,14 @@ pub async fn get(app: &AppState, caller: &Caller, name: &str) -> ApiResult<Shown
         return Err(missing(name));
     }
     let record = find(app, name).await?;
-    let health = app.store.read::<HealthSummary>(name).await.unwrap_or_default();
     let revision = record.as_ref().map_or_else(|bad| bad.revision, |good| good.revision);
-    Ok(Shown { record, revision, health: health.map(|stored| stored.value) })
+    Ok(Shown { record, revision, health: health(app, name).await })
+}
+
+/// What was last seen of a cluster; that it cannot be read is no reason not to show the cluster.
+pub async fn health(app: &AppState, name: &str) -> Option<HealthSummary> {
+    let health = app.store.read::<HealthSummary>(name).await.unwrap_or_default();
+    health.map(|stored| stored.value)
 }
 
 /// A cluster whose nodes and kubeconfigs can be asked for; in any other state it is as if these

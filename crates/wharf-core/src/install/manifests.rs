@@ -14,8 +14,6 @@ pub const NAMESPACE: &str = "kube-system";
 /// The Deployments that an installation waits for.
 pub const COREDNS: &str = "coredns";
 pub const METRICS_SERVER: &str = "metrics-server";
-/// The DaemonSet of [`render_verify_servers`].
-pub const VERIFY: &str = "wharf-verify";
 
 /// CoreDNS at the cluster's DNS address.
 ///
@@ -72,10 +70,16 @@ pub fn render_rbac() -> String {
     include_str!("manifests/rbac.yaml").to_owned()
 }
 
-/// One pod on each node that answers over HTTP, a Service before them, and one that names them
-/// all. For the time of a verification.
-pub fn render_verify_servers(image: &str) -> String {
-    fill(include_str!("manifests/verify_servers.yaml"), &[("image", image)])
+/// One pod on each of these nodes that answers over HTTP, a Service before them, and one that names
+/// them all. For the time of a verification.
+pub fn render_verify_servers(image: &str, nodes: &[String]) -> String {
+    let pod = |node: &String| {
+        let name = format!("wharf-verify-on-{node}");
+        let values = [("name", name.as_str()), ("node", node), ("image", image)];
+        fill(include_str!("manifests/verify_server.yaml"), &values)
+    };
+    let services = include_str!("manifests/verify_services.yaml").to_owned();
+    std::iter::once(services).chain(nodes.iter().map(pod)).collect::<Vec<_>>().join("\n---\n")
 }
 
 /// A pod on a node that asks for names, for all `pods` of [`render_verify_servers`] and for their

@@ -39,9 +39,8 @@ where
     Fut: Future<Output = Result<Vec<String>, String>>,
 {
     for _ in 0..TRIES {
-        let old = match find(app, name).await? {
-            Ok(old) => old,
-            Err(_) => return Err(refused(name, ClusterState::Unreachable)),
+        let Ok(old) = find(app, name).await? else {
+            return Err(refused(name, ClusterState::Unreachable));
         };
         check_revision(name, old.revision, if_match)?;
         let (event, kind) = match old.value.created {

@@ -70,7 +70,7 @@ pub(super) async fn create(
     draft: &Draft,
     addresses: &Addresses,
 ) -> ApiResult<Checked> {
-    judge(app, addresses, draft.clone(), move |draft, around| validate_create(draft, around)).await
+    judge(app, addresses, draft.clone(), validate_create).await
 }
 
 /// Checks a wish for a cluster that is there; nothing is stored, and the state is not looked at.

@@ -32,7 +32,7 @@ pub async fn list(
     let record = get_served(app, caller, cluster).await?;
     let health = app.store.read::<HealthRecord>(cluster).await?;
     let health = health.map(|stored| stored.value.nodes).unwrap_or_default();
-    let nodes = merge(&record.value, health);
+    let nodes = merge(&record.value, &health);
     Ok((record, nodes))
 }
 
@@ -47,7 +47,7 @@ pub async fn get(
     Ok((record, node.ok_or_else(|| ApiError::not_found("node", name))?))
 }
 
-fn merge(record: &ClusterRecord, health: Vec<NodeHealth>) -> Vec<Node> {
+fn merge(record: &ClusterRecord, health: &[NodeHealth]) -> Vec<Node> {
     let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
     let mut entry = |name: &str, fill: &dyn Fn(&mut Node)| {
         let node = nodes.entry(name.to_owned()).or_insert_with(|| Node {
@@ -64,7 +64,7 @@ fn merge(record: &ClusterRecord, health: Vec<NodeHealth>) -> Vec<Node> {
     for (name, known) in &record.nodes {
         entry(name, &|node| node.record = Some(known.clone()));
     }
-    for seen in &health {
+    for seen in health {
         entry(&seen.name, &|node| node.health = Some(seen.clone()));
     }
     nodes.into_values().collect()

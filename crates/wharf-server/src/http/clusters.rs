@@ -91,7 +91,7 @@ pub async fn update(
         async move { clusters::storage_nodes(&app, &record, names).await }
     })
     .await?;
-    let health = clusters::get(&app, &caller, &name).await?.health;
+    let health = clusters::health(&app, &name).await;
     let cluster = convert::cluster::cluster(prefix.0, &changed.value, health.as_ref());
     Ok(Tagged(StatusCode::OK, changed.revision, cluster))
 }
@@ -152,7 +152,7 @@ pub async fn act(
         Some("import") => {
             let import = import_of(parse_json(&body)?)?;
             let made = clusters::import(&app, &caller, &name, import, clusters::probe).await?;
-            let health = clusters::get(&app, &caller, &name).await?.health;
+            let health = clusters::health(&app, &name).await;
             let cluster = convert::cluster::cluster(prefix.0, &made.value, health.as_ref());
             Ok(Tagged(StatusCode::OK, made.revision, cluster).into_response())
         }

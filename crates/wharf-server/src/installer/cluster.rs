@@ -16,6 +16,7 @@ use wharf_pki::{ClusterPki, Kubeconfig};
 use super::{
     Failure, Outcome,
     converge::{Walk, internal},
+    hosts::all,
 };
 
 /// API servers start within seconds; a machine that does many things at once may take longer.
@@ -24,7 +25,6 @@ const READY_DEADLINE: Duration = Duration::from_secs(180);
 /// Budgets and slow shutdowns may hold a drain up; longer than this a person should look.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(300);
 
-const LOOK_DEADLINE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 const CONTROL_PLANE_TAINT: &str = "node-role.kubernetes.io/control-plane";
@@ -45,8 +45,7 @@ pub fn connect(pki: &ClusterPki, spec: &ClusterSpec) -> Outcome<Cluster> {
 
 pub async fn wait_until_it_answers(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
     let api = api(walk, pki)?;
-    let wait = persist(ANSWER_DEADLINE, || async { api.probe(LOOK_DEADLINE).await });
-    let wait = async { wait.await.map(|_| ()) };
+    let wait = async { api.wait_servers_ready(ANSWER_DEADLINE).await.map_err(failed) };
     walk.job.journal.step("controlplane", "", "wait for the API", wait).await
 }
 
@@ -108,13 +107,53 @@ fn meta(walk: &Walk<'_>, node: &NodeSpec) -> NodeMeta {
 }
 
 /// All nodes Ready, names answered from a pod, pods and Services reached across nodes.
+///
+/// A new cluster is looked at from every node. Later only the new nodes are, and one that was there
+/// before: what it costs does not grow with the cluster.
 pub async fn verify(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
     let api = api(walk, pki)?;
     let journal = &walk.job.journal;
-    let names: Vec<String> = walk.hosts.keys().cloned().collect();
-    let ready = async { api.wait_nodes_ready(&names, READY_DEADLINE).await.map_err(failed) };
+    let (old, new): (Vec<String>, Vec<String>) =
+        walk.hosts.keys().cloned().partition(|name| walk.is_installed(name));
+    if new.is_empty() {
+        return Ok(());
+    }
+    let ready = async { api.wait_nodes_ready(&new, READY_DEADLINE).await.map_err(failed) };
     journal.step("verify", "", "nodes are Ready", ready).await?;
-    Ok(())
+    let dns = api.wait_deployment_ready(manifests::NAMESPACE, manifests::COREDNS, READY_DEADLINE);
+    let dns = async { dns.await.map_err(failed) };
+    journal.step("verify", "", "DNS is ready", dns).await?;
+    let seen: Vec<String> = new.iter().chain(old.first()).cloned().collect();
+    let image = walk.image("busybox")?;
+    let servers = manifests::render_verify_servers(&image, &seen);
+    let look = async {
+        api.apply(&servers, ANSWER_DEADLINE).await.map_err(failed)?;
+        let from = |node: &String| verify_from(walk, &api, &image, node.clone(), seen.len());
+        let looked = all(new.iter().map(from).collect()).await;
+        api.delete(&servers, ANSWER_DEADLINE).await.map_err(failed)?;
+        looked.map(|_| ())
+    };
+    journal.step("verify", "", "pods and Services are reached", look).await
+}
+
+async fn verify_from(
+    walk: &Walk<'_>,
+    api: &Cluster,
+    image: &str,
+    node: String,
+    pods: usize,
+) -> Outcome<()> {
+    let pod = manifests::render_verify_client(&walk.world.spec, image, &node, pods);
+    let run = api.run_pod_to_completion(&pod, READY_DEADLINE).await.map_err(failed)?;
+    if run.succeeded {
+        return Ok(());
+    }
+    let hint = "look at the firewall between the machines and at the logs of wharf-agent there";
+    Err(Failure {
+        exit_code: run.exit_code,
+        stderr_tail: Some(run.log.trim().to_owned()),
+        ..Failure::on(&node, "a pod cannot use the cluster's network").hint(hint)
+    })
 }
 
 /// Drains a node that leaves and deletes its Node; nothing to do if it never came.

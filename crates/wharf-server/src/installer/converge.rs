@@ -12,7 +12,7 @@ use wharf_core::{
         allocate::allocate_pod_cidrs,
         document::Stage,
         facts::HostFacts,
-        host::{HostDocument, HostReport},
+        host::{Change, HostDocument, HostReport},
         preflight::decide_preflight,
     },
     operation::Leftover,
@@ -38,8 +38,8 @@ const PHASES: [&str; 11] = [
     "controlplane",
     "nodes",
     "cluster",
-    "remove",
     "verify",
+    "remove",
 ];
 
 /// A walk through the phases, with what it has found so far.
@@ -81,8 +81,9 @@ async fn converge(job: &Job) -> Outcome<Done> {
     journal.phase("controlplane", walk.controlplane(&pki)).await?;
     journal.phase("nodes", walk.join(&pki)).await?;
     journal.phase("cluster", cluster::furnish(&walk, &pki)).await?;
-    let leftovers = journal.phase("remove", walk.remove(&pki)).await?;
     journal.phase("verify", cluster::verify(&walk, &pki)).await?;
+    walk.settle().await?;
+    let leftovers = journal.phase("remove", walk.remove(&pki)).await?;
     Ok(Done { leftovers })
 }
 
@@ -282,9 +283,8 @@ impl Walk<'_> {
         let apply = host.apply(&document, &self.world.supply.wharf);
         let name = format!("{stage:?}").to_lowercase();
         let report = self.job.journal.step(phase, host.name(), &name, apply).await?;
-        let changes = report.changes.len();
-        if changes > 0 {
-            self.job.journal.log(format!("{}: {name}: {changes} changes", host.name()));
+        if let Some(text) = tell(&report.changes) {
+            self.job.journal.log(format!("{}: {name}: {text}", host.name()));
         }
         Ok(report)
     }
@@ -303,14 +303,18 @@ impl Walk<'_> {
         all(work).await.map(|_| ())
     }
 
+    /// Notes that the nodes of the wish are installed.
+    async fn settle(&mut self) -> Outcome<()> {
+        for node in self.nodes.values_mut() {
+            node.installed |= self.hosts.contains_key(&node.spec.name);
+        }
+        self.job.store_nodes(&self.nodes).await
+    }
+
     /// Takes out the nodes that the wish no longer names, one after the other.
     async fn remove(&self, pki: &ClusterPki) -> Outcome<Vec<Leftover>> {
         let mut leftovers = Vec::new();
         let mut nodes = self.nodes.clone();
-        for node in nodes.values_mut() {
-            node.installed |= self.hosts.contains_key(&node.spec.name);
-        }
-        self.job.store_nodes(&nodes).await?;
         let gone: Vec<NodeRecord> = self
             .nodes
             .values()
@@ -359,6 +363,17 @@ impl Job {
             .fenced
             .commit(|_| Txn::new().write(&self.cluster, &sealed, Timestamp::now(), None));
         stored.await.map(|_| ()).map_err(internal)
+    }
+}
+
+/// A few changes by their names, many by their number.
+fn tell(changes: &[Change]) -> Option<String> {
+    const NAMED: usize = 3;
+    let named = |change: &Change| format!("{:?} {}", change.action, change.subject);
+    match changes.len() {
+        0 => None,
+        count if count > NAMED => Some(format!("{count} changes")),
+        _ => Some(changes.iter().map(named).collect::<Vec<_>>().join(", ")),
     }
 }
 

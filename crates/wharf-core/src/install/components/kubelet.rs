@@ -79,6 +79,16 @@ serializeImagePulls: false
 # Pods' packets are kube-proxy's and the agent's business; both use nft.
 makeIPTablesUtilChains: false
 failSwapOn: false
+# Shares of a disk are meaningless: a tenth of a large one is more than most nodes ever need.
+evictionHard:
+  memory.available: 100Mi
+  nodefs.available: 2Gi
+  nodefs.inodesFree: 5%
+  imagefs.available: 2Gi
+# Images came with the bundle, and there may be no registry to get them from again: they are
+# collected only when the disk is really short.
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
 # A change is seen soon, but told only if there is one.
 nodeStatusUpdateFrequency: 4s
 nodeStatusReportFrequency: 5m

@@ -116,6 +116,7 @@ pub fn cluster(
     wire::Cluster {
         status: record.state.name().to_owned(),
         reason: record.reason.as_ref().map(|reason| reason.text.clone()),
+        reason_since: record.reason.as_ref().map(|reason| reason.since),
         node_count,
         ready_node_count: health.map_or(0, |health| health.ready_count),
         version: health.and_then(|health| health.version.clone()).unwrap_or_default(),
@@ -170,6 +171,7 @@ fn wish(head: Head, spec: &ClusterSpec) -> wire::Cluster {
         disable_port_check: spec.disable_port_check,
         status: String::new(),
         reason: None,
+        reason_since: None,
         node_count: 0,
         ready_node_count: 0,
         version: String::new(),

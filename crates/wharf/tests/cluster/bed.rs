@@ -1,0 +1,139 @@
+//! Real machines, a real server, and the command line between them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use serde_json::{Value, json};
+use wharf_testbed::{Host, Options, TestBed, wait_for};
+
+use crate::world::{Ran, World};
+
+/// A machine that builds other things at the same time takes minutes for what takes seconds.
+pub const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Machines of a test, with a server that may turn them into clusters.
+pub struct Bed {
+    pub world: World,
+    pub machines: TestBed,
+}
+
+impl Bed {
+    /// Hosts that came with the bundle, so that nothing but the agent's program is uploaded.
+    pub fn start(name: &str, hosts: usize) -> Self {
+        let options = Options::hosts(hosts).with_bundle().unwrap();
+        let machines = TestBed::start_with(&TestBed::unique_name(name), &options).unwrap();
+        let mut bed = Self { world: World::empty(), machines };
+        bed.start_server();
+        bed
+    }
+
+    pub fn start_server(&mut self) {
+        let cache = wharf_testbed::cache_dir().unwrap();
+        let bundles = cache.join("bundles").display().to_string();
+        let config = self.world.path("server.toml");
+        std::fs::write(&config, format!("bundles_dir = {bundles:?}\n")).unwrap();
+        let config = config.display().to_string();
+        self.world.start("127.0.0.1:0", &["--config", &config]);
+    }
+
+    pub fn host(&self, name: &str) -> &Host {
+        self.machines.host(name).unwrap()
+    }
+
+    /// A wish for a cluster: the nodes with their roles, in order.
+    pub fn wish(&self, name: &str, nodes: &[(&str, &[&str])]) -> Value {
+        let nodes: Vec<Value> = nodes
+            .iter()
+            .map(|(host, roles)| {
+                let address = self.host(host).address().to_string();
+                json!({"name": host, "address": address, "roles": roles})
+            })
+            .collect();
+        let key = std::fs::read_to_string(self.machines.ssh_key_path().unwrap()).unwrap();
+        json!({
+            "name": name,
+            "nodes": nodes,
+            "sshUser": "root",
+            "sshKey": key,
+            "singleCloudAddress": format!("{}:8443", self.machines.gateway()),
+            "clusterUpstreamDNS": [],
+        })
+    }
+
+    /// Runs `wharf cluster VERB… -f -` with a wish.
+    pub fn send(&self, verb: &[&str], wish: &Value) -> Ran {
+        let dir = self.world.data_dir().display().to_string();
+        let args = [&["cluster"], verb, &["-f", "-", "--data-dir", &dir]].concat();
+        self.world.run_with_input(&args, &wish.to_string())
+    }
+
+    pub fn get(&self, name: &str) -> Value {
+        self.world.local(&["cluster", "show", name, "-o", "json"]).json()
+    }
+
+    pub fn status(&self, name: &str) -> String {
+        self.get(name)["status"].as_str().unwrap().to_owned()
+    }
+
+    pub fn wait_for_status(&self, name: &str, wanted: &str) {
+        let what = format!("{name} to be {wanted}");
+        wait_for(&what, DEADLINE, || Ok((self.status(name) == wanted).then_some(()))).unwrap();
+    }
+
+    /// The operations on a cluster, oldest first.
+    pub fn operations(&self, name: &str) -> Vec<Value> {
+        let list = self.world.local(&["cluster", "operations", name, "-o", "json"]).json();
+        list.as_array().unwrap().clone()
+    }
+
+    /// A file with the cluster's kubeconfig.
+    pub fn kubeconfig(&self, name: &str) -> PathBuf {
+        let file = self.world.path(&format!("{name}.kubeconfig"));
+        let text = self.world.local(&["cluster", "kubeconfig", name]).ok().stdout;
+        std::fs::write(&file, text).unwrap();
+        file
+    }
+
+    /// The bundle's kubectl with the administrator's rights.
+    pub fn kubectl(&self, cluster: &str, args: &[&str]) -> Result<String, String> {
+        let program = wharf_bundle::cache::find("kubectl").expect("kubectl is in the bundle");
+        let output = Command::new(program)
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig(cluster))
+            .arg("--request-timeout=20s")
+            .args(args)
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stderr)),
+        }
+    }
+}
+
+/// What a host holds that a cluster might leave behind: files, units, links, tables, mounts.
+pub fn inventory(host: &Host) -> Vec<String> {
+    const LOOK: &str = "
+        find /etc /opt /usr/local /var/lib /var/log/pods /var/log/containers /srv /root -xdev \
+            -not -path '/var/lib/systemd/*' -not -path '/var/lib/dpkg/*' \
+            -not -path '/var/lib/dbus/*' 2>/dev/null | sort
+        find /var/lib/kubelet /var/lib/containerd -mindepth 1 -maxdepth 1 2>/dev/null | sort
+        find /run -maxdepth 2 -xdev -name '*wharf*' 2>/dev/null | sort
+        systemctl list-unit-files --no-legend --no-pager | awk '{print \"unit\", $1, $2}' | sort
+        ip -o link | awk -F': ' '{print \"link\", $2}' | sed 's/@.*//' | sort
+        ip route | sed 's/^/route /' | sort
+        ls /run/netns 2>/dev/null | sed 's/^/netns /'
+        nft list tables | sort
+        awk '{print \"mount\", $5}' /proc/self/mountinfo | sort
+        sysctl -n net.ipv4.ip_forward net.bridge.bridge-nf-call-iptables 2>/dev/null
+        for dir in /sys/fs/cgroup/*/kubepods /sys/fs/cgroup/*/kubepods.slice; do
+            [ -e $dir ] && echo cgroup $dir
+        done
+        pgrep -a 'kube|etcd|containerd|wharf' | awk '{print \"process\", $2}'
+        true
+    ";
+    let text = host.run(&["sh", "-c", LOOK]).unwrap();
+    text.lines().map(str::to_owned).collect()
+}

@@ -1,0 +1,118 @@
+//! Clusters on real machines: made, changed, broken and deleted through the command line.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod bed;
+#[path = "../cli/world.rs"]
+#[allow(dead_code)]
+mod world;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::Value;
+use wharf_testbed::wait_for;
+
+use bed::{Bed, DEADLINE, inventory};
+
+const CONTROL: &[&str] = &["controlplane", "etcd"];
+const WORKER: &[&str] = &["worker"];
+
+/// The main processes of our units on a host.
+fn pids(bed: &Bed, host: &str) -> BTreeMap<String, String> {
+    let command = "systemctl show 'wharf-*' -p Id,MainPID --value | paste -d' ' - - - | sort";
+    let text = bed.host(host).run(&["sh", "-c", command]).unwrap();
+    text.lines()
+        .filter_map(|line| line.trim().split_once(' '))
+        .map(|(a, b)| (a.to_owned(), b.to_owned()))
+        .collect()
+}
+
+fn nodes_ready(bed: &Bed, cluster: &str) -> usize {
+    let list = bed.kubectl(cluster, &["get", "nodes", "-o", "json"]).unwrap();
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let ready = |node: &&Value| {
+        let conditions = node["status"]["conditions"].as_array().unwrap();
+        conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+    };
+    list["items"].as_array().unwrap().iter().filter(ready).count()
+}
+
+#[test]
+fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
+    let bed = Bed::start("life", 6);
+    let hosts = ["node1", "node2", "node3", "node4", "node5", "node6"];
+    let before: BTreeMap<_, _> = hosts.iter().map(|h| (*h, inventory(bed.host(h)))).collect();
+    let nodes = [
+        ("node1", CONTROL),
+        ("node2", CONTROL),
+        ("node3", CONTROL),
+        ("node4", WORKER),
+        ("node5", WORKER),
+    ];
+    let wish = bed.wish("life", &nodes);
+    bed.send(&["create"], &wish).ok();
+    assert_eq!(bed.status("life"), "Running");
+    assert_eq!(nodes_ready(&bed, "life"), 5);
+    for context in ["life", "life-node1", "life-node2", "life-node3"] {
+        let version = bed.kubectl("life", &["--context", context, "version"]);
+        assert!(version.is_ok(), "{context}: {version:?}");
+    }
+
+    // The same wish again: nothing is written, no process is another one.
+    let running: BTreeMap<_, _> = hosts[..5].iter().map(|h| (*h, pids(&bed, h))).collect();
+    bed.send(&["update", "life"], &wish).ok();
+    let operations = bed.operations("life");
+    let last = operations.last().unwrap();
+    assert_eq!(last["kind"], "update", "{last}");
+    let again: BTreeMap<_, _> = hosts[..5].iter().map(|h| (*h, pids(&bed, h))).collect();
+    assert_eq!(running, again);
+
+    // One controlplane machine goes: every worker still reaches the API, the state stays.
+    bed.host("node1").power_cut().unwrap();
+    for worker in ["node4", "node5"] {
+        let ask = "curl -fsk --max-time 5 https://127.0.0.1:6444/readyz || \
+                   wget -qO- --no-check-certificate -T 5 https://127.0.0.1:6444/readyz";
+        wait_for("the API through the balancer", DEADLINE, || {
+            let asked = bed.host(worker).ssh(&["sh", "-c", ask])?;
+            Ok(asked.status.success().then_some(()))
+        })
+        .unwrap();
+    }
+    let probes = Duration::from_secs(60);
+    let begun = std::time::Instant::now();
+    wait_for("a minute of probes", probes * 2, || {
+        assert_eq!(bed.status("life"), "Running");
+        Ok((begun.elapsed() > probes).then_some(()))
+    })
+    .unwrap();
+    bed.host("node1").start().unwrap();
+    wait_for("all nodes to be ready again", DEADLINE, || {
+        Ok((nodes_ready(&bed, "life") == 5).then_some(()))
+    })
+    .unwrap();
+
+    // A worker comes; those that are there keep their processes.
+    let running: BTreeMap<_, _> = hosts[1..5].iter().map(|h| (*h, pids(&bed, h))).collect();
+    let grown = bed.wish("life", &[&nodes[..], &[("node6", WORKER)]].concat());
+    bed.send(&["update", "life"], &grown).ok();
+    assert_eq!(nodes_ready(&bed, "life"), 6);
+    let again: BTreeMap<_, _> = hosts[1..5].iter().map(|h| (*h, pids(&bed, h))).collect();
+    assert_eq!(running, again);
+
+    // And goes; its machine is as it was.
+    bed.send(&["update", "life"], &wish).ok();
+    assert_eq!(nodes_ready(&bed, "life"), 5);
+    assert_eq!(inventory(bed.host("node6")), before["node6"]);
+
+    // A controlplane node is not removed.
+    let fewer = bed.wish("life", &nodes[1..]);
+    bed.send(&["update", "life"], &fewer).exits(1);
+
+    bed.world.local(&["cluster", "delete", "life", "--yes"]).ok();
+    for host in hosts {
+        assert_eq!(inventory(bed.host(host)), before[host], "{host}");
+    }
+    let operations = bed.operations("life");
+    let last = operations.last().unwrap();
+    assert_eq!((&last["kind"], &last["state"]), (&"delete".into(), &"succeeded".into()), "{last}");
+}
