@@ -1,12 +1,7 @@
 //! Reaching the cluster.
 
 use std::{
-    io::{Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    net::TcpListener,
     time::{Duration, Instant},
 };
 
@@ -15,7 +10,7 @@ use http::Uri;
 use wharf_kube::Cluster;
 use wharf_testbed::process::free_port;
 
-use crate::world;
+use crate::{passage::Passage, world};
 
 fn server(port: u16) -> Uri {
     format!("https://127.0.0.1:{port}").parse().unwrap()
@@ -52,48 +47,6 @@ async fn a_probe_survives_a_dead_and_a_frozen_server_and_others_follow_it() {
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
 
-/// A way to the API server that can be frozen while connections through it are open.
-struct Passage {
-    port: u16,
-    frozen: Arc<AtomicBool>,
-}
-
-impl Passage {
-    fn to(target: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let frozen = Arc::new(AtomicBool::new(false));
-        let flag = frozen.clone();
-        std::thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                let server = TcpStream::connect(("127.0.0.1", target)).unwrap();
-                let ends = [(&client, &server), (&server, &client)];
-                for (from, to) in
-                    ends.map(|(a, b)| (a.try_clone().unwrap(), b.try_clone().unwrap()))
-                {
-                    let flag = flag.clone();
-                    std::thread::spawn(move || copy(from, to, &flag));
-                }
-            }
-        });
-        Self { port, frozen }
-    }
-}
-
-/// Copies until an end closes; what comes when it is frozen is swallowed.
-fn copy(mut from: TcpStream, mut to: TcpStream, frozen: &AtomicBool) {
-    let mut buffer = [0; 4096];
-    while let Ok(count) = from.read(&mut buffer) {
-        if count == 0 {
-            break;
-        }
-        if !frozen.load(Ordering::SeqCst) && to.write_all(&buffer[..count]).is_err() {
-            break;
-        }
-    }
-    let _ = to.shutdown(Shutdown::Both);
-}
-
 #[tokio::test]
 async fn a_server_that_freezes_under_an_open_connection_is_left_for_another() {
     let world = world();
@@ -103,7 +56,7 @@ async fn a_server_that_freezes_under_an_open_connection_is_left_for_another() {
     let probe = cluster.probe(Duration::from_secs(10)).await.unwrap();
     assert_eq!(probe.server, server(passage.port));
 
-    passage.frozen.store(true, Ordering::SeqCst);
+    passage.freeze(true);
     let start = Instant::now();
     let probe = cluster.probe(Duration::from_secs(10)).await.unwrap();
     assert_eq!(probe.server, server(world.server.port()));

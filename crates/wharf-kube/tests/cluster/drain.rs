@@ -14,7 +14,7 @@ use wharf_kube::{
     drain::{self, DrainError, Drained},
 };
 
-use crate::{DEADLINE, World, labelled, owned_by, world};
+use crate::{DEADLINE, World, labelled, owned_by, passage::Passage, world};
 
 const OWNER: &str = "update demo";
 
@@ -207,6 +207,34 @@ async fn a_person_who_uncordons_ends_the_drain_and_stays_the_master() {
     let error = drain.end().await.unwrap_err().to_string();
     assert!(error.contains("somebody made the node schedulable again"), "{error}");
     assert!(!world.is_unschedulable("fought") && !has_our_mark(&world, "fought"));
+}
+
+#[tokio::test]
+async fn a_drain_outlives_a_time_without_the_api_server() {
+    let world = world();
+    world.node("cut-off");
+    let pod = world.pod_with("cut-off", "cut-off-0", labelled("cut-off"));
+    world.budget("cut-off", 1, 1);
+    let passage = Passage::to(world.server.port());
+    let server = format!("https://127.0.0.1:{}", passage.port).parse().unwrap();
+    let cluster = world.cluster().with_servers(&[server]).unwrap();
+    let drain = start(cluster.with_timeout(Duration::from_secs(1)), "cut-off", DEADLINE);
+    drain.wait_until_it_says("is protected by budget cut-off, 0 allowed").await;
+
+    passage.freeze(true);
+    world.pod_with("cut-off", "cut-off-1", labelled("other"));
+    world.kubectl(&["delete", "pdb", "cut-off"], "");
+    // Two requests went nowhere: the drain has met the silence and goes on trying.
+    let lost = async {
+        while passage.swallowed() < 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, lost).await.unwrap();
+    assert!(world.is_there(&pod));
+    passage.freeze(false);
+    assert_eq!(drain.end().await.unwrap(), Drained { evicted: 2 });
+    assert!(!world.is_there(&pod));
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ mod access;
 mod apply;
 mod drain;
 mod nodes;
+mod passage;
 mod pods;
 
 use std::{
