@@ -16,9 +16,13 @@ pub fn ensure_build() -> Result<()> {
     )
 }
 
-/// What the benchmarks use to see the disk synced, and to see that refused which is not.
+/// What the benchmarks use to see the disk synced, to see that refused which is not, and to check
+/// certificates.
 pub fn ensure_bench() -> Result<()> {
-    debian::ensure("the benchmarks", &[("strace", "strace"), ("eatmydata", "eatmydata")])
+    debian::ensure(
+        "the benchmarks",
+        &[("strace", "strace"), ("eatmydata", "eatmydata"), ("openssl", "openssl")],
+    )
 }
 
 /// The licence and ban checker, built once into the cache.

@@ -1,7 +1,7 @@
 //! Measures Wharf beside the real systems that do the same work, on this machine, in one run.
 //!
 //! `cargo xtask bench NAME` builds everything and calls this program. [`store`] is the benchmark
-//! of durable writes; [`drive`] makes the load, [`report`] and [`plot`] show what came of it.
+//! of durable writes, [`install`] that of installing clusters; [`drive`] makes the load, [`report`] and [`plot`] show what came of it.
 //!
 //! **Invariant:** a figure is only reported after what was acknowledged has been found again by a
 //! new process, and after the disk has been shown to be synced ([`guard`]).
@@ -11,6 +11,7 @@
 mod drive;
 mod guard;
 mod http;
+mod install;
 mod plot;
 mod report;
 mod store;
@@ -26,6 +27,8 @@ use clap::Parser;
 enum Command {
     /// Durable writes: against the bare disk, etcd and kube-apiserver
     Store(store::StoreArgs),
+    /// Installing clusters: against kubeadm
+    Install(install::InstallArgs),
     /// The part of a measurement that runs in a process of its own
     #[command(subcommand, hide = true)]
     Worker(worker::Worker),
@@ -34,6 +37,9 @@ enum Command {
 /// What every benchmark takes.
 #[derive(Debug, clap::Args)]
 struct Output {
+    /// The program to measure
+    #[arg(long, value_name = "FILE", default_value = "target/release/wharf")]
+    wharf: PathBuf,
     /// Print one JSON object a row instead of a table
     #[arg(long)]
     json: bool,
@@ -48,6 +54,7 @@ struct Output {
 fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Store(args) => store::run(&args),
+        Command::Install(args) => install::run(&args),
         Command::Worker(worker) => worker::run(&worker),
     };
     match result {
@@ -57,4 +64,8 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn temp_dir() -> anyhow::Result<tempfile::TempDir> {
+    Ok(tempfile::Builder::new().prefix("wharf-bench-").tempdir()?)
 }

@@ -10,12 +10,10 @@ mod etcd;
 mod rest;
 mod server;
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::{Output, report::Report};
+use crate::{Output, report::Report, temp_dir};
 
 /// Each measurement takes this long; all of them stay below three minutes.
 const DEFAULT_SECONDS: f64 = 5.0;
@@ -28,9 +26,6 @@ pub struct StoreArgs {
     /// Only this part; repeat it for several
     #[arg(long, value_name = "NAME")]
     only: Vec<Part>,
-    /// The program to measure
-    #[arg(long, value_name = "FILE", default_value = "target/release/wharf")]
-    wharf: PathBuf,
     #[command(flatten)]
     output: Output,
     /// Leave out Wharf's syncs of the disk: such a run must fail
@@ -90,8 +85,4 @@ fn refuse_memory_disk() -> Result<()> {
         bail!("{} lies in memory; set TMPDIR to a directory on a disk", dir.display());
     }
     Ok(())
-}
-
-fn temp_dir() -> Result<tempfile::TempDir> {
-    Ok(tempfile::Builder::new().prefix("wharf-bench-").tempdir()?)
 }

@@ -1,6 +1,8 @@
-//! Measurements of the embedded store, each in a process of its own: so its memory and processor
-//! time are known, and its end is the restart after which everything must still be there.
+//! Measurements that run in a process of their own. Of the embedded store: so its memory and
+//! processor time are known, and its end is the restart after which everything must still be there.
+//! Of certificates: because the peer is a process too.
 
+pub mod certificates;
 mod raw;
 mod reads;
 mod watch;
@@ -34,6 +36,8 @@ pub enum Worker {
     Reads(Load),
     /// One writer, many watchers
     Watch(Load),
+    /// All certificates and kubeconfigs of a new cluster, as files
+    Certificates(certificates::Certificates),
 }
 
 #[derive(Debug, clap::Args)]
@@ -58,8 +62,13 @@ impl Load {
 }
 
 pub fn run(worker: &Worker) -> Result<()> {
+    if let Worker::Certificates(args) = worker {
+        return certificates::run(args);
+    }
     let runtime = drive::runtime()?;
     match worker {
+        // Done above, where no threads are needed.
+        Worker::Certificates(_) => {}
         Worker::Writes(load) => print(&runtime.block_on(writes::run(load))?)?,
         Worker::Synced { dir, commits } => {
             print(&runtime.block_on(writes::synced(dir, *commits))?)?;

@@ -4,14 +4,11 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 use wharf_core::{
     cluster::{ClusterSpec, NodeRole},
-    install::network::BALANCER,
+    install::{components::API_PORT, network::BALANCER},
 };
 use zeroize::Zeroizing;
 
 use crate::{ClusterPki, Leaf, PkiError};
-
-/// Where API servers listen, on every address of their nodes.
-const API_PORT: u16 = 6443;
 
 /// Who gets a kubeconfig.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

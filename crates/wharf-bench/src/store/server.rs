@@ -46,7 +46,7 @@ pub struct Launch {
 
 impl Launch {
     pub fn plain(args: &StoreArgs) -> Launch {
-        let wharf = args.wharf.clone();
+        let wharf = args.output.wharf.clone();
         Launch { wharf, https: false, fsync_off: args.fsync_off, trace: false }
     }
 
