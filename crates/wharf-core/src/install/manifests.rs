@@ -194,8 +194,12 @@ mod tests {
 
     #[test]
     fn the_verifying_pod_has_its_script_and_its_node() {
-        let servers = documents(&render_verify_servers("wharf.dev/busybox:1"));
-        assert_eq!(find(&servers, "DaemonSet")["metadata"]["name"], VERIFY);
+        let nodes = ["n1".to_owned(), "n2".to_owned()];
+        let servers = documents(&render_verify_servers("wharf.dev/busybox:1", &nodes));
+        let pods = servers.iter().filter(|document| document["kind"] == "Pod");
+        let on: Vec<&str> = pods.map(|pod| pod["spec"]["nodeName"].as_str().unwrap()).collect();
+        assert_eq!(on, nodes);
+        assert_eq!(servers.iter().filter(|d| d["kind"] == "Service").count(), 2);
         let client = documents(&render_verify_client(&spec(), "wharf.dev/busybox:1", "n1", 3));
         let pod = find(&client, "Pod");
         assert_eq!(pod["spec"]["nodeName"], "n1");
@@ -219,7 +223,7 @@ mod tests {
         for text in [
             render_coredns(&spec, "image", true),
             render_metrics_server("image", "pem"),
-            render_verify_servers("image"),
+            render_verify_servers("image", &["n1".to_owned()]),
             render_verify_client(&spec, "image", "n1", 1),
         ] {
             assert!(!text.contains("{{") && !text.contains("\"\"\n"), "{text}");

@@ -70,8 +70,8 @@ struct Need {
 /// An API server takes 260, the other components of a controlplane 400, before the first object.
 const CONTROLPLANE_MEMORY: Need = Need { at_least: 1000, better: 1700 };
 const WORKER_MEMORY: Need = Need { at_least: 500, better: 900 };
-/// Images, containers, etcd.
-const DATA_DISK: Need = Need { at_least: 2 << 10, better: 10 << 10 };
+/// Images, containers, etcd; and 2 GiB, below which kubelet takes no pods.
+const DATA_DISK: Need = Need { at_least: 4 << 10, better: 10 << 10 };
 /// All programs of one version; an upgrade lays those of another beside them.
 const PROGRAMS_DISK: Need = Need { at_least: 1 << 10, better: 2 << 10 };
 
