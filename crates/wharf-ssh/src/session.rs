@@ -56,20 +56,29 @@ impl Session {
     /// moment later and as well as the host allows. When the connection breaks, the command goes on
     /// until it ends or, some seconds after its timeout, is ended by the host.
     pub async fn exec(&self, command: &Command) -> Result<Output, SshError> {
+        self.exec_as(command, &command.shown()).await
+    }
+
+    /// Like [`Session::exec`], but an exit code other than 0 is [`SshError::Remote`].
+    pub async fn run(&self, command: &Command) -> Result<Output, SshError> {
+        self.run_as(command, &command.shown()).await
+    }
+
+    /// `shown` names the command in errors: for scripts of ours, whose text says nothing to others.
+    pub(crate) async fn run_as(&self, command: &Command, shown: &str) -> Result<Output, SshError> {
+        let output = self.exec_as(command, shown).await?;
+        self.link.expect_success(shown, output)
+    }
+
+    async fn exec_as(&self, command: &Command, shown: &str) -> Result<Output, SshError> {
         let job = Job {
-            line: self.link.line(&command.watched(), &command.shown())?,
-            doing: format!("run `{}`", command.shown()),
+            line: self.link.line(&command.watched(), shown)?,
+            doing: format!("run `{shown}`"),
             stdin: command.stdin.clone().map_or(Stdin::Nothing, Stdin::Whole),
             deadline: Deadline::Total(command.timeout),
             end: End::ByKill { root: command.root },
         };
         channel::run(&self.link, job).await
-    }
-
-    /// Like [`Session::exec`], but an exit code other than 0 is [`SshError::Remote`].
-    pub async fn run(&self, command: &Command) -> Result<Output, SshError> {
-        let output = self.exec(command).await?;
-        self.link.expect_success(command, output)
     }
 
     /// Makes sure that commands with `root` will work. Run it once after connecting, so that a
@@ -199,17 +208,13 @@ impl Link {
         narrowed
     }
 
-    pub(crate) fn expect_success(
-        &self,
-        command: &Command,
-        output: Output,
-    ) -> Result<Output, SshError> {
+    pub(crate) fn expect_success(&self, shown: &str, output: Output) -> Result<Output, SshError> {
         if output.success() {
             return Ok(output);
         }
         Err(SshError::Remote {
             host: self.host.clone(),
-            command: command.shown(),
+            command: shown.to_owned(),
             exit: output.exit,
             stderr_tail: tail(&output),
         })

@@ -139,6 +139,7 @@ impl Session {
                 done.sent += file.size - from;
             }
             if self.finish(file, parent).await? {
+                progress(file.size);
                 return Ok(done);
             }
             wrong += 1;
@@ -159,7 +160,7 @@ impl Session {
         }
         let bytes = files.iter().map(|file| file.size).sum();
         let command = script(PRESENT, &[]).stdin(list).timeout(time_to_read(bytes));
-        let output = self.run(&command).await?;
+        let output = self.run_as(&command, &format!("look for {} files", files.len())).await?;
         let text = output.stdout_text();
         // Only the end is ours: some shells print something of their own at the start.
         let lines: Vec<&str> = text.lines().collect();
@@ -210,7 +211,7 @@ impl Session {
         let mode = octal(file.mode);
         let arguments = [&file.remote, parent, &file.sha256, &size, &mode];
         let command = script(PREPARE, &arguments).timeout(time_to_read(file.size));
-        let output = self.run(&command).await?;
+        let output = self.run_as(&command, &format!("prepare {}", file.remote)).await?;
         match last_line(&output).as_str() {
             "present" => Ok(None),
             size => match size.parse() {
@@ -245,7 +246,7 @@ impl Session {
         if output.exit == MOVED && from > 0 {
             return Ok(false);
         }
-        self.link.expect_success(&Command::new(["receive", &file.remote]), output)?;
+        self.link.expect_success(&format!("receive {}", file.remote), output)?;
         read.map_err(|error| self.unreadable(source, error))?;
         Ok(true)
     }
@@ -255,7 +256,7 @@ impl Session {
         let mode = octal(file.mode);
         let arguments = [&file.remote, parent, &file.sha256, &mode];
         let command = script(FINISH, &arguments).timeout(time_to_read(file.size));
-        let output = self.run(&command).await?;
+        let output = self.run_as(&command, &format!("finish {}", file.remote)).await?;
         match last_line(&output).as_str() {
             "done" => Ok(true),
             "wrong" => Ok(false),

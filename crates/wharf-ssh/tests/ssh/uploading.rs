@@ -183,7 +183,8 @@ async fn a_host_that_cannot_store_the_file_says_why() {
     let mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", &disk];
     session.run(&Command::new(mount)).await.unwrap();
     let error = session.upload(&full.source, &full.spec, |_| ()).await.unwrap_err();
-    let SshError::Remote { stderr_tail, .. } = &error else { panic!("{error:?}") };
+    let SshError::Remote { command, stderr_tail, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(command, &format!("receive {}", full.spec.remote));
     assert!(stderr_tail.contains("No space left"), "{stderr_tail}");
 
     let taken = on("directory");
