@@ -4,6 +4,7 @@
 //! two are apart because secrets go one way only. What the API shows may be sent back in a
 //! request: its read-only fields are passed over ([`ClusterRequest::READ_ONLY`]).
 
+use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
@@ -22,6 +23,10 @@ pub struct Cluster {
     /// Why the status is what it is, where that needs saying.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Since when that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub reason_since: Option<Timestamp>,
     pub nodes: Vec<ClusterNode>,
     pub network: Network,
     /// Where the cluster's machines find the server.
@@ -218,6 +223,7 @@ impl ClusterRequest {
         "deletionTimestamp",
         "status",
         "reason",
+        "reasonSince",
         "nodeCount",
         "readyNodeCount",
         "version",

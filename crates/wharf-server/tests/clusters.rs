@@ -511,3 +511,20 @@ async fn a_rehearsal_checks_like_the_real_thing_and_stores_nothing() {
     assert_eq!(server.get("/clusters/fresh", &server.admin).await.status(), 404);
     assert_eq!(record(&server, "demo").await.state, ClusterState::Creating);
 }
+
+#[tokio::test]
+async fn the_events_of_a_cluster_are_its_own() {
+    use futures_util::StreamExt;
+    let server = with_demo().await;
+    leave_alone(&server, &["demo", "other"]).await;
+    let mut stream = server.get("/clusters/demo/events", &server.admin).await.bytes_stream();
+    let store = &server.app().store;
+    common::put_cluster(store, "other").await;
+    put_in_state(&server, "demo", ClusterState::Running).await;
+    let mut text = String::new();
+    while !text.contains("data:") {
+        let chunk = tokio::time::timeout(common::DEADLINE, stream.next()).await.unwrap();
+        text.push_str(&String::from_utf8_lossy(&chunk.unwrap().unwrap()));
+    }
+    assert!(text.contains("cluster/demo") && !text.contains("cluster/other"), "{text}");
+}

@@ -51,7 +51,7 @@ pub async fn leave_alone(server: &TestServer, names: &[&str]) {
             version: String::new(),
             started_at: now,
         };
-        commit(&app.store, Txn::new().create(&id.0, &member, now).unwrap()).await;
+        commit(&app.store, Txn::new().write(&id.0, &member, now, None).unwrap()).await;
         members.push(id);
     }
 }

@@ -87,12 +87,12 @@ async fn serve(listener: TcpListener, tls: TlsAcceptor) {
         .route("/version", get(Json(json!({"gitVersion": "v1.36.3"}))))
         .route(
             "/api/v1/nodes",
-            get(Json(list(vec![
+            get(Json(list(&[
                 node("m1", "192.0.2.11", "control-plane", "True"),
                 node("w1", "192.0.2.21", "worker", "False"),
             ]))),
         )
-        .route("/api/v1/pods", get(Json(list(vec![pod()]))))
+        .route("/api/v1/pods", get(Json(list(&[pod()]))))
         .fallback(async || refusal(StatusCode::NOT_FOUND))
         .layer(from_fn(with_token));
     while let Ok((stream, _)) = listener.accept().await {
@@ -122,7 +122,7 @@ fn refusal(status: StatusCode) -> Response {
     (status, Json(body)).into_response()
 }
 
-fn list(items: Vec<Value>) -> Value {
+fn list(items: &[Value]) -> Value {
     json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items})
 }
 

@@ -208,12 +208,19 @@ pub(super) fn secrets(
         // The end of the last line belongs to the key's format, so it is not trimmed away.
         (Some(_), _) => draft.ssh_key.clone().unwrap_or_default().trim_start().to_owned(),
         (None, Some(old)) => {
+            let passphrase = match passphrase.is_empty() {
+                true => old.ssh_key_passphrase.clone(),
+                false => passphrase,
+            };
+            if passphrase != old.ssh_key_passphrase
+                && let Err(reason) = check_key(&old.ssh_key, &passphrase)
+            {
+                let message = format!("sshKeyPassphrase cannot be used: {reason}");
+                faults.add("sshKeyPassphrase", FaultCode::InvalidFormat, message);
+            }
             return ClusterSecrets {
                 ssh_key: old.ssh_key.clone(),
-                ssh_key_passphrase: match passphrase.is_empty() {
-                    true => old.ssh_key_passphrase.clone(),
-                    false => passphrase,
-                },
+                ssh_key_passphrase: passphrase,
                 registry_passwords: passwords,
             };
         }

@@ -44,8 +44,9 @@ fn some(text: &str) -> Option<String> {
 fn around(check: impl FnOnce(&Surroundings<'_>)) {
     let versions = ["1.36.3".to_owned(), "1.35.4".to_owned()];
     let taken = BTreeMap::from([(Ipv4Addr::new(10, 0, 0, 99), "other".to_owned())]);
-    let check_key = |key: &str, _: &str| match key.trim() {
-        KEY => Ok(()),
+    let check_key = |key: &str, passphrase: &str| match (key.trim(), passphrase) {
+        (_, "wrong") => Err("the passphrase does not open the key".to_owned()),
+        (KEY, _) => Ok(()),
         _ => Err("this is not a private key".to_owned()),
     };
     check(&Surroundings { kubernetes_versions: &versions, taken: &taken, check_key: &check_key });
@@ -412,6 +413,15 @@ fn an_unchanged_update_changes_nothing_and_keeps_the_key() {
     }
     let changed = updated(|draft| draft.ssh_key = some(&format!("{KEY}\n"))).unwrap();
     assert_eq!(changed.secrets.ssh_key, format!("{KEY}\n"));
+    let opened = updated(|draft| draft.ssh_key_passphrase = some("new")).unwrap();
+    assert_eq!(
+        (opened.secrets.ssh_key.as_str(), opened.secrets.ssh_key_passphrase.as_str()),
+        (KEY, "new")
+    );
+    assert_eq!(
+        faults(updated(|draft| draft.ssh_key_passphrase = some("wrong"))),
+        [("sshKeyPassphrase".to_owned(), FaultCode::InvalidFormat)]
+    );
     assert_eq!(
         faults(updated(|draft| draft.ssh_key = some("nonsense"))),
         [("sshKey".to_owned(), FaultCode::InvalidFormat)]
