@@ -7,8 +7,7 @@ use crate::install::{
 };
 
 use super::{
-    API_PORT, Component, Kind, Service, directory, etcd::CLIENT_PORT, quoted, text_file,
-    version::Version,
+    API_PORT, Component, Kind, Service, directory, etcd::CLIENT_PORT, text_file, version::Version,
 };
 
 const AUTHENTICATION: &str = "/etc/wharf/kube-apiserver/authentication.yaml";
@@ -63,26 +62,6 @@ anonymous:
   - path: /readyz
   - path: /healthz
 ";
-
-/// How Secrets are encrypted in etcd: with a key of 32 bytes, given in base64. What was stored
-/// before is still read.
-pub fn render_encryption(key_base64: &str) -> String {
-    format!(
-        "apiVersion: apiserver.config.k8s.io/v1
-kind: EncryptionConfiguration
-resources:
-- resources:
-  - secrets
-  providers:
-  - secretbox:
-      keys:
-      - name: key1
-        secret: {}
-  - identity: {{}}
-",
-        quoted(key_base64)
-    )
-}
 
 /// The etcd members that the API server asks: the one on its own node, so that a further member
 /// elsewhere changes nothing here, and where there is none, all of them.
