@@ -80,7 +80,7 @@ fn document() -> HostDocument {
 fn world(host: &Host) -> Vec<String> {
     let script = "find /etc /opt /usr/local /var/lib /var/log /srv -xdev \
             -not -path '/var/log/journal*' -not -path '/var/lib/systemd/*' -printf '%p %m %y %l\\n'; \
-        ls -1 /run /run/netns; ls -1d /sys/fs/cgroup/*/kubepods* /sys/fs/cgroup/kubepods*; \
+        ls -1 -I 'agetty*' /run /run/netns; ls -1d /sys/fs/cgroup/*/kubepods* /sys/fs/cgroup/kubepods*; \
         systemctl list-unit-files --no-legend --plain; systemctl list-units --all --plain --no-legend 'wharf*'; \
         ip -br link | cut -d' ' -f1; ip route show table all; nft list tables; \
         cut -d' ' -f5 /proc/self/mountinfo; cat /proc/sys/net/ipv4/ip_local_port_range";
@@ -167,6 +167,8 @@ fn subjects(report: &HostReport) -> Vec<(Action, &str)> {
 fn start() -> TestBed {
     let bed = TestBed::start("agent-host", 1).unwrap();
     let host = &bed.hosts()[0];
+    // What a boot still does would be taken for ours.
+    host.ssh(&["systemctl", "is-system-running", "--wait"]).unwrap();
     std::fs::copy(example("host_apply").unwrap(), host.root().join("srv/host_apply")).unwrap();
     bed
 }
@@ -263,16 +265,19 @@ fn assert_is_seen(world: &[String]) {
     }
 }
 
+fn assert_same(before: &[String], after: &[String]) {
+    let gone: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+    let left: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+    assert!(gone.is_empty() && left.is_empty(), "gone: {gone:#?}\nleft: {left:#?}");
+}
+
 fn removal_restores(host: &Host, before: &[String]) {
     let said: RemovalReport = call(host, &["remove", "--dry-run"], "");
     assert!(!said.changes.is_empty());
     assert_eq!(our_processes(host), "2", "a dry run ends nothing");
     let report: RemovalReport = call(host, &["remove"], "");
     assert_eq!(report.leftovers, [], "{:#?}", report.changes);
-    let after = world(host);
-    let gone: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
-    let left: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
-    assert!(gone.is_empty() && left.is_empty(), "gone: {gone:#?}\nleft: {left:#?}");
+    assert_same(before, &world(host));
     assert_eq!((our_processes(host), their_processes(host)), ("0".to_owned(), "2".to_owned()));
     assert_eq!(shell(host, "cat /etc/cni/net.d/10-theirs.conf"), "theirs");
     let again: RemovalReport = call(host, &["remove"], "");
@@ -304,4 +309,38 @@ fn a_unit_that_does_not_come_up_is_reported_with_its_last_words() {
     assert!(started.iter().all(|(_, subject)| *subject == "wharf-bad.service"), "{started:?}");
     let removed: RemovalReport = call(host, &["remove"], "");
     assert_eq!(removed.leftovers, []);
+}
+
+/// Kills the program after that many milliseconds, which may be before, in or after its work.
+fn killed_after(host: &Host, milliseconds: u32, arguments: &str, input: &str) {
+    let seconds = format!("{:.3}", f64::from(milliseconds) / 1000.0);
+    let script = format!("timeout -s KILL {seconds} {PROGRAM} {arguments}; true");
+    let mut command = host.ssh_command();
+    command.arg(script).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    // It may be dead before it has read everything.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait().unwrap();
+}
+
+#[test]
+fn what_a_killed_program_has_begun_is_finished_by_the_next() {
+    let bed = start();
+    let host = &bed.hosts()[0];
+    let before = world(host);
+    let document = document();
+    let text = serde_json::to_string(&document).unwrap();
+    for milliseconds in [5, 10, 20, 40, 80, 160] {
+        killed_after(host, milliseconds, "apply", &text);
+    }
+    let report = apply(host, &document);
+    assert_eq!((report.failure, report.running.len()), (None, 2));
+    assert_eq!(subjects(&apply(host, &document)), []);
+    grow(host);
+    for milliseconds in [10, 20, 40, 80, 160, 320] {
+        killed_after(host, milliseconds, "remove", "");
+    }
+    let report: RemovalReport = call(host, &["remove"], "");
+    assert_eq!(report.leftovers, []);
+    assert_same(&before, &world(host));
 }

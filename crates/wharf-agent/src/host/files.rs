@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,9 @@ use sha2::{Digest, Sha256};
 
 /// A text of ours is small. What is larger at its place is something else, and is not read.
 const TEXT_LIMIT: u64 = 64 * 1024 * 1024;
+
+/// The end of the name under which a file is written before it is renamed.
+const HALF_WRITTEN: &str = ".wharf-new";
 
 const PERMISSION_BITS: u32 = 0o7777;
 
@@ -41,7 +45,7 @@ pub fn look(path: &Path) -> io::Result<Found> {
     };
     let mode = metadata.mode() & PERMISSION_BITS;
     if metadata.is_dir() {
-        Ok(Found::Directory { mode, empty: fs::read_dir(path)?.next().is_none() })
+        Ok(Found::Directory { mode, empty: holds_nothing(path) })
     } else if metadata.is_symlink() {
         let target = fs::read_link(path)?.to_string_lossy().into_owned();
         Ok(Found::Link { target, to_directory: path.is_dir() })
@@ -81,7 +85,7 @@ fn hex(bytes: &[u8]) -> String {
 /// Writes a file in one step: whoever opens it sees the old content or the new. The content is on
 /// the disk before the name is.
 pub fn write(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
-    let new = beside(path)?;
+    let new = cleared(beside(path)?)?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     let written = file
         .write_all(content)
@@ -103,7 +107,7 @@ pub fn write_durably(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
 
 /// Makes a symbolic link in one step, in place of a file or link that is there.
 pub fn link(path: &Path, target: &str) -> io::Result<()> {
-    let new = beside(path)?;
+    let new = cleared(beside(path)?)?;
     symlink(target, &new)?;
     fs::rename(&new, path).inspect_err(|_| {
         let _ = fs::remove_file(&new);
@@ -120,14 +124,22 @@ pub fn directory(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// A name for the new file, in the same directory so that it can be renamed. It is always the
-/// same, so that what a crash left is taken away by the next try.
-fn beside(path: &Path) -> io::Result<PathBuf> {
+/// same, so that what a crash left is taken away by the next try, or by a removal.
+pub fn beside(path: &Path) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or_else(|| io::Error::other("the path has no name"))?;
-    let new = parent(path)?.join(format!(".{}.wharf-new", name.to_string_lossy()));
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(new),
-    }
+    Ok(parent(path)?.join(format!(".{}{HALF_WRITTEN}", name.to_string_lossy())))
+}
+
+/// Whether a directory is empty but for what a crash of ours left.
+pub fn holds_nothing(directory: &Path) -> bool {
+    let half_written = |entry: io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.file_name().as_bytes().ends_with(HALF_WRITTEN.as_bytes()))
+    };
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.all(half_written))
+}
+
+fn cleared(new: PathBuf) -> io::Result<PathBuf> {
+    remove_file(&new).map(|_| new)
 }
 
 fn parent(path: &Path) -> io::Result<&Path> {

@@ -20,6 +20,9 @@ const FORMAT: u32 = 1;
 /// The four directories that carry our name.
 pub const PLACES: [&str; 4] = [place::PROGRAMS, place::CONFIG, place::DATA, place::RUN];
 
+/// Where named network namespaces are. Whoever makes the first one makes the directory.
+pub const NAMESPACES: &str = "/run/netns";
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
     format: u32,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use wharf_core::install::host::{Action, Change, HostFailure, Leftover, RemovalReport, place};
 
 use super::bundled::STATE;
-use super::made::{Made, PLACES};
+use super::made::{Made, NAMESPACES, PLACES};
 use super::paths::{ancestors, is_below, may_remove_file, may_remove_tree};
 use super::root::{Root, wait_until};
 use super::units::{self, Activity};
@@ -56,8 +56,14 @@ impl Removal<'_> {
         let _lock = self.root.lock()?;
         match Made::load(self.root)? {
             Some(made) => self.made = made,
-            // Nothing was ever made; files may have been uploaded.
-            None => drop(self.made.whole.insert(place::PROGRAMS.to_owned())),
+            // Nothing was ever made, though files may have been uploaded; or the first document or
+            // a removal was killed beside the record, and an empty place is left.
+            None => {
+                let empty =
+                    PLACES.iter().filter(|place| files::holds_nothing(&self.root.path(place)));
+                self.made.whole = empty.map(|place| (*place).to_owned()).collect();
+                self.made.whole.insert(place::PROGRAMS.to_owned());
+            }
         }
         self.stop_units();
         self.end_containers();
@@ -156,8 +162,11 @@ impl Removal<'_> {
 
     fn remove_network(&mut self) {
         for name in network::namespaces(self.root, &self.made.grown.netns_prefixes) {
-            let path = format!("{}/{name}", network::NAMESPACES);
+            let path = format!("{}/{name}", NAMESPACES);
             self.act(Action::Remove, &path, |root| network::remove_namespace(&root.path(&path)));
+        }
+        if self.made.directories.remove(NAMESPACES) && is_empty(&self.root.path(NAMESPACES)) {
+            self.act(Action::Remove, NAMESPACES, network::remove_namespaces_directory);
         }
         for link in network::links(self.root, &self.made.grown.links) {
             self.act(Action::Remove, &link, |root| network::remove_link(root, &link));
@@ -177,10 +186,17 @@ impl Removal<'_> {
         }
     }
 
-    /// The directories that go with all below them.
+    /// The directories that go with all below them. In a place that others use too, those are the
+    /// directories that we made there.
     fn trees(&self) -> Vec<String> {
-        let grown = self.made.grown.directories.iter().cloned();
-        let mut trees: Vec<String> = grown.chain(self.made.whole.iter().cloned()).collect();
+        let in_shared_place = |path: &&String| {
+            PLACES.iter().any(|place| is_below(path, place)) && !self.made.in_a_place(path)
+        };
+        let not_a_place = |path: &&String| !PLACES.contains(&path.as_str());
+        let grown = self.made.grown.directories.iter().filter(not_a_place);
+        let made = self.made.directories.iter().filter(in_shared_place);
+        let whole = self.made.whole.iter();
+        let mut trees: Vec<String> = grown.chain(made).chain(whole).cloned().collect();
         if !self.made.cluster.is_empty() {
             trees.push(STATE.to_owned());
         }
@@ -200,10 +216,10 @@ impl Removal<'_> {
         }
     }
 
+    /// Those in our places go with them.
     fn remove_grown_directories(&mut self) {
-        let places = self.made.whole.clone();
-        let grown = self.trees().into_iter().filter(|tree| !places.contains(tree));
-        for tree in grown.collect::<Vec<_>>() {
+        let outside = |tree: &String| !self.made.in_a_place(tree);
+        for tree in self.trees().into_iter().filter(outside).collect::<Vec<_>>() {
             let keep = self.made.kept.contains(&tree);
             self.remove_tree(&tree, keep);
         }
@@ -219,7 +235,7 @@ impl Removal<'_> {
         if metadata.is_symlink() && keep {
             return self.left(path, "it is a symbolic link, which is not followed");
         }
-        if keep && fs::read_dir(&real).is_ok_and(|mut entries| entries.next().is_none()) {
+        if keep && is_empty(&real) {
             return;
         }
         if self.dry_run {
@@ -255,6 +271,7 @@ impl Removal<'_> {
             if self.made.in_a_place(&path) || !may_remove_file(&path) {
                 continue;
             }
+            self.remove_half_written(&path);
             let Ok(metadata) = fs::symlink_metadata(self.root.path(&path)) else { continue };
             if metadata.is_dir() {
                 self.left(&path, "it was a file and is a directory now");
@@ -265,6 +282,16 @@ impl Removal<'_> {
                     files::remove_file(&root.path(&path)).map(drop)
                 });
             }
+        }
+    }
+
+    /// What a crash left beside a file, under a name that is only ours.
+    fn remove_half_written(&mut self, path: &str) {
+        let Ok(new) = files::beside(&self.root.path(path)) else { return };
+        let there = fs::symlink_metadata(&new).is_ok_and(|found| !found.is_dir());
+        if there && self.link_on_the_way(path).is_none() {
+            let name = self.root.on_host(&new);
+            self.act(Action::Remove, &name, |_| files::remove_file(&new).map(drop));
         }
     }
 
@@ -279,8 +306,7 @@ impl Removal<'_> {
             if !metadata.is_dir() || self.link_on_the_way(path).is_some() {
                 continue;
             }
-            let empty = fs::read_dir(&real).is_ok_and(|mut entries| entries.next().is_none());
-            if empty || self.dry_run {
+            if is_empty(&real) || self.dry_run {
                 self.act(Action::Remove, path, |_| fs::remove_dir(&real));
             } else {
                 // Another try would not find it otherwise, so it does not hold up the rest.
@@ -326,12 +352,29 @@ impl Removal<'_> {
         if self.may_be_repeated {
             return self.keep_the_record();
         }
+        let whole = places.iter().any(|place| place == place::DATA);
+        if whole && !self.empty_the_data() {
+            return self.keep_the_record();
+        }
         let record = self.root.path(place::MADE);
-        if places.iter().any(|place| place == place::DATA) {
-            self.remove_tree(place::DATA, false);
-        } else if Path::exists(&record) {
+        if record.exists() {
+            self.remove_half_written(place::MADE);
             self.act(Action::Remove, place::MADE, |_| files::remove_file(&record).map(drop));
         }
+        if whole {
+            self.remove_tree(place::DATA, false);
+        }
+    }
+
+    /// Takes away what lies beside the record; whoever is killed here begins again with it.
+    fn empty_the_data(&mut self) -> bool {
+        let entries = fs::read_dir(self.root.path(place::DATA)).into_iter().flatten().flatten();
+        let record = self.root.path(place::MADE);
+        let beside = entries.map(|entry| entry.path()).filter(|path| *path != record);
+        for path in beside.map(|path| self.root.on_host(&path)).collect::<Vec<_>>() {
+            self.remove_tree(&path, false);
+        }
+        !self.may_be_repeated
     }
 
     fn keep_the_record(&mut self) {
@@ -339,4 +382,8 @@ impl Removal<'_> {
             self.left(place::MADE, "it is needed to remove the rest");
         }
     }
+}
+
+fn is_empty(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none())
 }

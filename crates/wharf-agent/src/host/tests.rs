@@ -227,15 +227,18 @@ fn a_place_that_held_something_before_keeps_it() {
     let (directory, root) = host();
     put(directory.path(), "/var/lib/wharf/wharf.db", "a server's data");
     put(directory.path(), "/etc/wharf/server.toml", "a server's configuration");
-    assert_eq!(apply(&root, &document(), false).failure, None);
+    let mut document = document();
+    let etcd = Directory { path: "/var/lib/wharf/etcd".to_owned(), mode: 0o700 };
+    document.directories.push(etcd);
+    document.grown.directories.extend([place::DATA, place::RUN].map(str::to_owned));
+    assert_eq!(apply(&root, &document, false).failure, None);
+    put(directory.path(), "/var/lib/wharf/etcd/member/wal", "grown");
     assert_eq!(remove(&root, false).leftovers, []);
     let left = contents(directory.path());
     let ours = |path: &&String| path.starts_with("var/lib/wharf") || path.starts_with("etc/wharf");
     let left: Vec<&String> = left.keys().filter(ours).collect();
-    assert_eq!(
-        left,
-        ["etc/wharf", "etc/wharf/server.toml", "var/lib/wharf", "var/lib/wharf/wharf.db"]
-    );
+    let theirs = ["etc/wharf", "etc/wharf/server.toml", "var/lib/wharf", "var/lib/wharf/wharf.db"];
+    assert_eq!(left, theirs);
 }
 
 #[test]
@@ -280,6 +283,58 @@ fn what_could_not_be_removed_is_removed_by_the_next_try() {
     assert_eq!(remove(&root, false).leftovers, []);
     assert!(root.path("/var/lib/kubelet").exists() && !point.exists());
     assert!(!root.path(place::DATA).exists());
+}
+
+#[test]
+fn the_record_goes_last_and_an_empty_place_is_taken_away_without_it() {
+    let (_directory, root) = host();
+    apply(&root, &document(), false);
+    let changes = remove(&root, false).changes;
+    let last = subjects(&changes).into_iter().rev().take(2).collect::<Vec<_>>();
+    assert_eq!(last, [place::DATA, place::MADE]);
+    fs::create_dir_all(root.path(place::DATA)).unwrap();
+    assert_eq!(subjects(&remove(&root, false).changes), [place::DATA]);
+    assert!(!root.path(place::DATA).exists());
+}
+
+#[test]
+fn a_place_with_nothing_but_our_half_written_record_is_ours() {
+    let half = "/var/lib/wharf/.made.json.wharf-new";
+    let (directory, root) = host();
+    put(directory.path(), half, "{");
+    assert_eq!(subjects(&remove(&root, false).changes), [place::PROGRAMS, half, place::DATA]);
+    let (directory, root) = host();
+    put(directory.path(), half, "{");
+    apply(&root, &document(), false);
+    assert_eq!(remove(&root, false).leftovers, []);
+    assert!(!root.path(place::DATA).exists());
+}
+
+#[test]
+fn what_a_crash_left_half_written_is_removed_too() {
+    let (directory, root) = host();
+    apply(&root, &document(), false);
+    put(directory.path(), "/etc/foreign.d/sub/.wharf.conf.wharf-new", "half");
+    fs::remove_file(root.path("/etc/foreign.d/sub/wharf.conf")).unwrap();
+    assert_eq!(remove(&root, false).leftovers, []);
+    assert!(!root.path("/etc/foreign.d/sub").exists());
+    assert!(root.path("/etc/foreign.d/other.conf").exists());
+}
+
+#[test]
+fn units_of_a_host_that_was_installed_in_part_leave_the_boot() {
+    let (_directory, root) = host();
+    let mut made = super::made::Made::new("one");
+    made.units = ["wharf-a.service", "wharf-b.service"].map(str::to_owned).to_vec();
+    made.whole.insert(place::DATA.to_owned());
+    made.store(&root).unwrap();
+    let wants = root.path("/etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants).unwrap();
+    symlink("/etc/systemd/system/wharf-a.service", wants.join("wharf-a.service")).unwrap();
+    symlink("/etc/systemd/system/theirs.service", wants.join("theirs.service")).unwrap();
+    assert_eq!(remove(&root, false).leftovers, []);
+    assert!(!wants.join("wharf-a.service").is_symlink());
+    assert!(wants.join("theirs.service").is_symlink());
 }
 
 #[test]

@@ -16,6 +16,9 @@ use super::root::{Root, wait_until};
 const SYSTEMCTL_DEADLINE: Duration = Duration::from_secs(60);
 /// Until a unit says that it is ready; etcd's waits for a majority of its members.
 const START_DEADLINE: Duration = Duration::from_secs(90);
+/// What is taken away need not end in good order: its data goes too. An API server whose etcd went
+/// first would wait for it for half a minute.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// A unit that systemd had to start again this often will not come up by waiting.
 const RESTARTS_LIMIT: u32 = 3;
 const JOURNAL_LINES: &str = "20";
@@ -212,7 +215,7 @@ pub fn stop(root: &Root, names: &[&str]) -> Result<(), HostFailure> {
         words.iter().copied().chain(last_first.clone()).collect::<Vec<&str>>()
     };
     let step = format!("stop {}", names.join(", "));
-    let stopped = root.run("systemctl", &with(&["stop", "--"]), START_DEADLINE);
+    let stopped = root.run("systemctl", &with(&["stop", "--"]), STOP_DEADLINE);
     if !stopped.as_ref().is_ok_and(|ran| ran.success) {
         // A unit may sit in its stop for minutes; then its processes are ended at once. What is
         // not loaded cannot be stopped, which is what we want.
@@ -229,17 +232,35 @@ pub fn stop(root: &Root, names: &[&str]) -> Result<(), HostFailure> {
             failure(step, "a unit does not stop").hint("see `systemctl status` on the host")
         );
     }
-    // It fails for a unit without a file, which is not started at boot either.
-    let _ = root.run(
-        "systemctl",
-        &with(&["--no-reload", "--quiet", "disable", "--"]),
-        SYSTEMCTL_DEADLINE,
-    );
+    disable(root, names);
     for name in names {
         let told = |error: io::Error| failure(format!("forget {name}'s start"), error.to_string());
         files::remove_file(&fingerprint_path(root, name)).map_err(told)?;
     }
     Ok(())
+}
+
+/// Takes units out of the boot. systemd refuses all if one of them has no file, as on a host that
+/// was installed only in part; so those are left out, and links without a file are taken away.
+fn disable(root: &Root, names: &[&str]) {
+    let has_file = |name: &&str| root.path(&unit_path(name)).exists();
+    let with_file: Vec<&str> = names.iter().copied().filter(has_file).collect();
+    if !with_file.is_empty() {
+        let mut arguments = vec!["--no-reload", "--quiet", "disable", "--"];
+        arguments.extend(with_file);
+        // What it did not do, the loop below does.
+        let _ = root.run("systemctl", &arguments, SYSTEMCTL_DEADLINE);
+    }
+    for entry in fs::read_dir(root.path(place::UNITS)).into_iter().flatten().flatten() {
+        let target = entry.path();
+        if !target.extension().is_some_and(|kind| kind == "wants" || kind == "requires") {
+            continue;
+        }
+        for link in names.iter().map(|name| target.join(name)).filter(|link| link.is_symlink()) {
+            // One that stays starts nothing, for it leads nowhere.
+            let _ = fs::remove_file(link);
+        }
+    }
 }
 
 /// After the files of these units are gone.

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::super::files;
+use super::super::made::NAMESPACES;
 use super::super::root::Root;
 use super::{mounts, processes};
 
-pub(super) const NAMESPACES: &str = "/run/netns";
 /// Routes that the agent makes carry this number, so that they can be told from others.
 pub(super) const ROUTES: &str = "routes of proto 117";
 const ROUTE_PROTOCOL: &str = "117";
@@ -47,6 +47,16 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 pub(super) fn remove_namespace(path: &Path) -> io::Result<()> {
     mounts::unmount(path)?;
     files::remove_file(path).map(drop)
+}
+
+/// The directory of namespaces may be mounted on itself, as `ip netns` does it. One that is not
+/// empty is somebody's, and stays.
+pub(super) fn remove_namespaces_directory(root: &Root) -> io::Result<()> {
+    let directory = root.path(NAMESPACES);
+    for point in mounts::below(root, &directory, true) {
+        mounts::unmount(&point)?;
+    }
+    fs::remove_dir(&directory)
 }
 
 /// The named links that exist, each bridge after what is plugged into it: a pod's end of a pair
