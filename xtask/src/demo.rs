@@ -1,4 +1,6 @@
-//! `cargo demo`: a server to play with, in the background, gone with `--down`.
+//! `cargo demo`: a server and a real cluster to play with, in the background, gone with `--down`.
+
+mod cluster;
 
 use std::{
     fs::File,
@@ -21,10 +23,10 @@ const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(15);
 const FIRST_PORT: u16 = 8443;
 
-/// Start a server to play with, and say what to do next
+/// Start a server and a cluster of three machines to play with, and say what to do next
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Stop it and remove its data
+    /// Stop it, and remove its machines and data
     #[arg(long)]
     down: bool,
 }
@@ -55,7 +57,17 @@ impl Demo {
             }
             None => self.start(&wharf)?,
         };
-        self.tell(&wharf, &state)
+        let data = self.data_dir();
+        let place = cluster::Place { wharf: &wharf, data: &data, dir: &self.dir };
+        match cluster::is_possible() {
+            true => cluster::up(&place)?,
+            false => eprintln!("without root there are no machines: only the server was started"),
+        }
+        self.tell(&wharf, &state)?;
+        if cluster::is_possible() {
+            cluster::tell(&place)?;
+        }
+        Ok(())
     }
 
     fn start(&self, wharf: &Path) -> Result<State> {
@@ -114,11 +126,12 @@ impl Demo {
         println!("  {wharf} events --follow");
         println!("  {wharf} login --server {}", state.url);
         println!("  the API's description: {}/api/v1/docs", state.url);
-        println!("  cargo demo --down       stops the server and removes its data");
+        println!("  cargo demo --down           removes everything again");
         Ok(())
     }
 
     fn down(&self) -> Result<()> {
+        cluster::down()?;
         if let Some(state) = self.running()? {
             eprintln!("stopping the server");
             state.server.terminate(STOP)?;

@@ -72,8 +72,8 @@ async fn converge(job: &Job) -> Outcome<Done> {
     let mut walk = Walk { job, world, record, nodes, hosts, facts };
 
     walk.hosts = journal.phase("connect", walk.connect()).await?;
-    walk.facts = journal.phase("preflight", walk.observe()).await?;
     walk.nodes = walk.choose().await?;
+    walk.facts = journal.phase("preflight", walk.observe()).await?;
     let pki = journal.phase("certificates", walk.certificates()).await?;
     journal.phase("upload", walk.upload(&pki)).await?;
     journal.phase("prepare", walk.apply("prepare", &pki, Stage::Prepare, |_| true)).await?;

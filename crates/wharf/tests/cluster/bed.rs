@@ -76,12 +76,7 @@ impl Bed {
         self.get(name)["status"].as_str().unwrap().to_owned()
     }
 
-    pub fn wait_for_status(&self, name: &str, wanted: &str) {
-        let what = format!("{name} to be {wanted}");
-        wait_for(&what, DEADLINE, || Ok((self.status(name) == wanted).then_some(()))).unwrap();
-    }
-
-    /// The operations on a cluster, oldest first.
+    /// The operations on a cluster, newest first.
     pub fn operations(&self, name: &str) -> Vec<Value> {
         let list = self.world.local(&["cluster", "operations", name, "-o", "json"]).json();
         list.as_array().unwrap().clone()
