@@ -162,7 +162,7 @@ impl Removal<'_> {
 
     fn remove_network(&mut self) {
         for name in network::namespaces(self.root, &self.made.grown.netns_prefixes) {
-            let path = format!("{}/{name}", NAMESPACES);
+            let path = format!("{NAMESPACES}/{name}");
             self.act(Action::Remove, &path, |root| network::remove_namespace(&root.path(&path)));
         }
         if self.made.directories.remove(NAMESPACES) && is_empty(&self.root.path(NAMESPACES)) {
