@@ -248,10 +248,14 @@ fn removed_comes_back(a: &Node<'_>, direct: &str) {
         Ok(sh(a.host, "nft list table ip wharf").contains("masquerade").then_some(()))
     })
     .unwrap();
-    // A new agent finds all as it should be; only the rules' text it has to set once to know it.
+    assert_settled(a);
+}
+
+/// A new agent finds all as it should be; only the rules' text it has to set once to know it.
+fn assert_settled(node: &Node<'_>) {
     let restart = "systemctl restart wharf-agent && journalctl -o cat --since=-1m \
                    _PID=$(systemctl show -P MainPID wharf-agent)";
-    let log = sh(a.host, restart);
+    let log = sh(node.host, restart);
     let changes: Vec<&str> = log.lines().filter(|line| line.contains("changed")).collect();
     assert!(matches!(changes[..], [one] if one.contains("hide")), "{log}");
 }
@@ -273,12 +277,38 @@ fn mode_changes_while_pods_run(nodes: &mut [Node<'_>; 2]) {
     a.reaches(b);
     sh(a.host, "ip neigh flush dev wharf-vx nud permanent; bridge fdb flush dev wharf-vx || true");
     a.reaches(b);
+    assert_settled(a);
+    a_peer_behind_the_tunnel_leaves(&mut nodes[0]);
     introduce(nodes, NetworkMode::Routed);
     for node in &*nodes {
         node.wait_for_routes("direct routes", |routes| routes.contains("dev host0"));
     }
     nodes[0].reaches(&nodes[1]);
     assert!(!nodes[0].state().contains("wharf-vx:"));
+}
+
+fn a_peer_behind_the_tunnel_leaves(node: &mut Node<'_>) {
+    let known = |node: &Node<'_>| {
+        sh(node.host, "ip neigh show dev wharf-vx; bridge fdb show dev wharf-vx; ip route")
+    };
+    let mut peers = node.file.peers.clone();
+    let ghost = NetworkNode {
+        name: "ghost".to_owned(),
+        address: Ipv4Addr::new(192, 0, 2, 200),
+        pod_cidr: "10.42.200.0/24".parse().unwrap(),
+    };
+    peers.push(ghost);
+    node.set(NetworkMode::Vxlan, &peers);
+    node.wait_for_routes("the new peer's route", |routes| routes.contains("10.42.200.0"));
+    assert_eq!(known(node).matches("02:77:c0:00:02:c8").count(), 2, "{}", known(node));
+    peers.pop();
+    node.set(NetworkMode::Vxlan, &peers);
+    wait_for("all of the peer to go", SOON, || {
+        let known = known(node);
+        Ok((!known.contains("02:77:c0") && !known.contains("10.42.200")).then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", node.state()));
+    assert!(node.routes().contains("wharf-vx"), "the other peer stays");
 }
 
 fn a_peer_leaves(nodes: &mut [Node<'_>; 2]) {

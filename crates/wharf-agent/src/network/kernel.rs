@@ -308,8 +308,12 @@ fn neighbour(entry: &NeighbourMessage) -> Option<(Mac, Option<Ipv4Addr>)> {
             NeighbourAttribute::LinkLayerAddress(bytes) => {
                 mac = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac);
             }
-            NeighbourAttribute::Destination(NeighbourAddress::Inet(inner)) => {
-                address = Some(*inner);
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) => {
+                address = Some(*found);
+            }
+            // In a forwarding table the kind of address is not told, only its bytes.
+            NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => {
+                address = <[u8; 4]>::try_from(bytes.as_slice()).ok().map(Ipv4Addr::from);
             }
             _ => {}
         }
@@ -398,5 +402,22 @@ fn unless_absent<T>(result: Result<T, NetworkError>) -> Result<Option<T>, Networ
             Ok(None)
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forwarding_entries_are_read_as_neighbours_are() {
+        let (mac, address) = (Mac([2, 0x77, 192, 0, 2, 9]), Ipv4Addr::new(192, 0, 2, 9));
+        let told = neighbour_message(AddressFamily::Inet, 7, mac, address);
+        assert_eq!(neighbour(&told), Some((mac, Some(address))));
+        let mut bytes = told.clone();
+        bytes.attributes.retain(|a| matches!(a, NeighbourAttribute::LinkLayerAddress(_)));
+        let other = NeighbourAddress::Other(address.octets().to_vec());
+        bytes.attributes.push(NeighbourAttribute::Destination(other));
+        assert_eq!(neighbour(&bytes), Some((mac, Some(address))));
     }
 }
