@@ -414,7 +414,7 @@ mod tests {
         let (mac, address) = (Mac([2, 0x77, 192, 0, 2, 9]), Ipv4Addr::new(192, 0, 2, 9));
         let told = neighbour_message(AddressFamily::Inet, 7, mac, address);
         assert_eq!(neighbour(&told), Some((mac, Some(address))));
-        let mut bytes = told.clone();
+        let mut bytes = told;
         bytes.attributes.retain(|a| matches!(a, NeighbourAttribute::LinkLayerAddress(_)));
         let other = NeighbourAddress::Other(address.octets().to_vec());
         bytes.attributes.push(NeighbourAttribute::Destination(other));
