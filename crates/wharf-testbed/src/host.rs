@@ -15,12 +15,14 @@ use crate::base::write_file;
 use crate::bed::{Bind, make_key};
 use crate::command::{run, tail, tool};
 use crate::paths::{BedPaths, HostPaths};
+use crate::process::Process;
 use crate::procfs::ProcessId;
 use crate::state::{HostState, State};
 use crate::wait::wait_for;
 
 const SUPERVISE: &str = include_str!("host/supervise.sh");
 
+const TUNNEL_DEADLINE: Duration = Duration::from_secs(60);
 /// A boot takes two or three seconds; a machine that compiles beside it may take twenty times that.
 const BOOT_DEADLINE: Duration = Duration::from_secs(120);
 /// An orderly stop kills what does not stop within 3 s (see the host's system.conf).
@@ -113,7 +115,26 @@ impl Host {
 
     /// `ssh` with everything it needs to log in to this host; the caller adds the command.
     pub fn ssh_command(&self) -> Command {
+        self.ssh_with(&[])
+    }
+
+    /// Joins a port of this machine's loopback address to one of the host's, until it is dropped.
+    pub fn tunnel(&self, here: u16, there: u16) -> Result<Process> {
+        let join = format!("127.0.0.1:{here}:127.0.0.1:{there}");
+        let options = ["-N", "-o", "ExitOnForwardFailure=yes", "-L", &join];
+        let mut tunnel = Process::spawn(self.ssh_with(&options))?;
+        wait_for("the tunnel", TUNNEL_DEADLINE, || {
+            if let Some(status) = tunnel.status()? {
+                bail!("the tunnel to {} ended ({status}): {}", self.name, tunnel.output());
+            }
+            Ok(TcpStream::connect(("127.0.0.1", here)).is_ok().then_some(()))
+        })?;
+        Ok(tunnel)
+    }
+
+    fn ssh_with(&self, options: &[&str]) -> Command {
         let mut command = tool("ssh");
+        command.args(options);
         command.args(["-F", "/dev/null", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes"]);
         command.args(["-o", "StrictHostKeyChecking=yes", "-o", "LogLevel=ERROR"]);
         // A cut network or a lost host must end a call, not hang it.

@@ -90,6 +90,19 @@ impl Bed {
         file
     }
 
+    /// The same through the balancer on a worker, which listens for that machine only.
+    pub fn kubectl_through(
+        &self,
+        worker: &str,
+        cluster: &str,
+        args: &[&str],
+    ) -> Result<String, String> {
+        let port = wharf_testbed::process::free_port().unwrap();
+        let _tunnel = self.host(worker).tunnel(port, 6444).unwrap();
+        let server = format!("https://127.0.0.1:{port}");
+        self.kubectl(cluster, &[&["--server", &server], args].concat())
+    }
+
     /// The bundle's kubectl with the administrator's rights.
     pub fn kubectl(&self, cluster: &str, args: &[&str]) -> Result<String, String> {
         let program = wharf_bundle::cache::find("kubectl").expect("kubectl is in the bundle");
