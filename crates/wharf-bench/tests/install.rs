@@ -6,6 +6,7 @@ use std::process::Command;
 
 #[test]
 fn certificates_are_measured_beside_kubeadm() {
+    wharf_testbed::debian::ensure("the benchmarks", &[("openssl", "openssl")]).unwrap();
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_wharf-bench"))
         .args(["install", "--only", "certificates", "--json", "--out"])

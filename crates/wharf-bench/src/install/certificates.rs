@@ -192,6 +192,7 @@ mod tests {
 
     #[test]
     fn a_set_that_is_not_whole_or_not_right_is_refused() {
+        wharf_testbed::debian::ensure("the benchmarks", &[("openssl", "openssl")]).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str| dir.path().join(name);
         let remake = || Made::new(FIVE).unwrap().write_files(dir.path()).unwrap();

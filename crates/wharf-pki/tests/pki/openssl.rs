@@ -20,6 +20,7 @@ fn verifies(dir: &Path, authority: Authority, leaf: &str, conditions: &[&str]) -
 }
 
 fn write(pki: &ClusterPki, dir: &Path) {
+    wharf_testbed::debian::ensure("these tests", &[("openssl", "openssl")]).unwrap();
     for authority in Authority::ALL {
         let pair = pki.authority(authority);
         std::fs::write(dir.join(authority.name()), &pair.cert_pem).unwrap();
