@@ -87,6 +87,11 @@ pub(crate) fn new_id(now: Timestamp) -> String {
     format!("{:012x}{random:08x}", now.as_millisecond().max(0))
 }
 
+/// The smallest of those ids of that time or later.
+pub(crate) fn first_id_at(time: Timestamp) -> String {
+    format!("{:012x}", time.as_millisecond().max(0))
+}
+
 pub(crate) fn after(now: Timestamp, seconds: u64) -> Timestamp {
     let span = std::time::Duration::from_secs(seconds);
     now.checked_add(span).unwrap_or(Timestamp::MAX)

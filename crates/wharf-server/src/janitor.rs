@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
-use wharf_store::StoreResult;
+use wharf_core::{access::AuditRecord, operation::OperationRecord};
+use wharf_store::{
+    Page, Store, StoreResult, Txn,
+    typed::{Kind, key_of},
+};
 
 use crate::{
-    access::{audit, token},
+    access::{first_id_at, token},
     app::App,
 };
 
@@ -40,6 +44,24 @@ async fn clear_records(app: &App, now: Timestamp) -> StoreResult<()> {
     let days = i64::from(app.config.audit.retention_days);
     let kept = jiff::SignedDuration::from_hours(24 * days);
     let oldest = now.checked_sub(kept).unwrap_or(Timestamp::MIN);
-    while audit::prune(&app.store, oldest).await? {}
+    while prune::<AuditRecord>(&app.store, oldest).await? {}
+    while prune::<OperationRecord>(&app.store, oldest).await? {}
     Ok(())
+}
+
+/// Deletes records with ids that sort by time from before `time`, a bounded number at once; true if
+/// there may be more.
+async fn prune<T: Kind>(store: &Store, time: Timestamp) -> StoreResult<bool> {
+    /// Well below the store's limit for one transaction.
+    const BATCH: usize = 100;
+    let page = Page { after: None, limit: BATCH, descending: false };
+    let listing = store.list(&key_of::<T>(""), page).await?;
+    let end = key_of::<T>(&first_id_at(time));
+    let old: Vec<_> = listing.entries.into_iter().filter(|e| e.key < end).collect();
+    if old.is_empty() {
+        return Ok(false);
+    }
+    let full = old.len() == BATCH;
+    let txn = old.into_iter().fold(Txn::new(), |txn, entry| txn.delete(entry.key));
+    store.commit(txn).await.map(|_| full)
 }

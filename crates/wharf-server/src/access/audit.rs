@@ -6,11 +6,6 @@ use wharf_store::{Page, Store, StoreResult, Stored, Txn};
 
 use crate::{access::Caller, app::AppState};
 
-/// The smallest id of that time or later.
-fn id_at(time: Timestamp) -> String {
-    format!("{:012x}", time.as_millisecond().max(0))
-}
-
 pub fn record_of(caller: &Caller, action: &str, resource: &str, now: Timestamp) -> AuditRecord {
     AuditRecord {
         time: now,
@@ -45,20 +40,4 @@ pub async fn list(
     let listing = store.list("audit/", Page { after, limit, descending: true }).await?;
     let records = listing.entries.iter().filter_map(|e| Stored::decode(e).ok()).collect();
     Ok((records, listing.more))
-}
-
-/// Deletes records from before `time`, a bounded number at once; true if there may be more.
-pub async fn prune(store: &Store, time: Timestamp) -> StoreResult<bool> {
-    /// Well below the store's limit for one transaction.
-    const BATCH: usize = 100;
-    let page = Page { after: None, limit: BATCH, descending: false };
-    let listing = store.list("audit/", page).await?;
-    let end = format!("audit/{}", id_at(time));
-    let old: Vec<_> = listing.entries.into_iter().filter(|e| e.key < end).collect();
-    if old.is_empty() {
-        return Ok(false);
-    }
-    let full = old.len() == BATCH;
-    let txn = old.into_iter().fold(Txn::new(), |txn, entry| txn.delete(entry.key));
-    store.commit(txn).await.map(|_| full)
 }

@@ -102,12 +102,12 @@ fn a_canceled_create_settles_at_once_and_goes_on_with_the_same_authority() {
 
     // Foreign things on a machine stay when the cluster goes.
     let foreign = "mkdir -p /opt/mine /etc/cni/net.d && echo x > /opt/mine/file && \
-                   echo {} > /etc/cni/net.d/99-mine.conf && ip link add mine0 type dummy";
+                   echo {} > /etc/cni/net.d/99-mine.conf && ip link add mine0 type bridge && nft add table ip mine";
     bed.host("node2").run(&["sh", "-c", foreign]).unwrap();
     bed.world.local(&["cluster", "delete", "cancel", "--yes"]).ok();
-    let look = "cat /opt/mine/file /etc/cni/net.d/99-mine.conf && ip link show mine0 >/dev/null";
+    let look = "cat /opt/mine/file /etc/cni/net.d/99-mine.conf && ip link show mine0 >/dev/null && nft list table ip mine >/dev/null";
     assert_eq!(bed.host("node2").run(&["sh", "-c", look]).unwrap().trim(), "x\n{}");
-    let tidy = "rm -r /opt/mine /etc/cni && ip link delete mine0";
+    let tidy = "rm -r /opt/mine /etc/cni && ip link delete mine0 && nft delete table ip mine";
     bed.host("node2").run(&["sh", "-c", tidy]).unwrap();
     assert_eq!(inventory(bed.host("node2")), before);
 }
