@@ -34,7 +34,13 @@ pub fn up(place: &Place<'_>) -> Result<()> {
     let bed = machines()?;
     let file = place.dir.join("demo.yaml");
     std::fs::write(&file, wish(&bed))?;
-    if !place.wharf(&["cluster", "show", CLUSTER]).stdout(Stdio::null()).stderr(Stdio::null()).status()?.success() {
+    if !place
+        .wharf(&["cluster", "show", CLUSTER])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()?
+        .success()
+    {
         eprintln!("building the cluster");
         let key = bed.ssh_key_path()?;
         let mut create = place.wharf(&["cluster", "create", "-f"]);

@@ -5,7 +5,7 @@
 use std::{path::PathBuf, process::Command, time::Duration};
 
 use serde_json::{Value, json};
-use wharf_testbed::{Host, Options, TestBed, wait_for};
+use wharf_testbed::{Host, Options, TestBed};
 
 use crate::world::{Ran, World};
 

@@ -93,7 +93,7 @@ fn a_canceled_create_settles_at_once_and_goes_on_with_the_same_authority() {
     bed.world.local(&["cluster", "cancel", "cancel"]).exits(4);
 
     // Going on needs no key: it was kept.
-    let mut again = wish.clone();
+    let mut again = wish;
     again["sshKey"] = json!("");
     bed.send(&["update", "cancel"], &again).ok();
     assert_eq!(bed.status("cancel"), "Running");
