@@ -62,9 +62,11 @@ fn a_cluster_that_was_made_by_hand_is_imported_and_watched() {
     assert!(imported["version"].as_str().unwrap().starts_with("v1."), "{imported}");
 
     // Twice is refused, and so is one that does not answer; nothing is stored of either.
-    world.local(&import).exits(1);
+    world.local(&import).exits(4);
     drop(api);
-    world.local(&["cluster", "import", "dead", "--kubeconfig", &file]).exits(1);
+    let dead = world.local(&["cluster", "import", "dead", "--kubeconfig", &file]);
+    assert_ne!(dead.exit, 0, "{dead:?}");
+    assert!(dead.stderr.contains("error: "), "{dead:?}");
     let list = world.local(&["cluster", "list", "-o", "json"]).json();
     assert_eq!(list.as_array().unwrap().len(), 1, "{list}");
 
