@@ -1,6 +1,10 @@
 //! The benchmark of installing clusters.
 
 mod certificates;
+mod cluster;
+mod kubeadm;
+mod machines;
+mod wharf;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -12,6 +16,9 @@ pub struct InstallArgs {
     /// Only this part; repeat it for several
     #[arg(long, value_name = "NAME")]
     only: Vec<Part>,
+    /// How often whole clusters are made; the median counts
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
+    rounds: u8,
     #[command(flatten)]
     output: Output,
 }
@@ -20,6 +27,8 @@ pub struct InstallArgs {
 enum Part {
     /// All certificates and kubeconfigs of a cluster against kubeadm
     Certificates,
+    /// 3+2 machines from bare to Ready with DNS against kubeadm
+    Cluster,
 }
 
 /// Measures one part and adds its rows.
@@ -27,7 +36,8 @@ type Measure = fn(&InstallArgs, &mut Report) -> Result<()>;
 
 pub fn run(args: &InstallArgs) -> Result<()> {
     wharf_testbed::interrupt_on_signals()?;
-    let parts: [(Part, Measure); 1] = [(Part::Certificates, certificates::run)];
+    let parts: [(Part, Measure); 2] =
+        [(Part::Certificates, certificates::run), (Part::Cluster, cluster::run)];
     let mut report = Report::new("install");
     for (part, measure) in parts {
         if args.only.is_empty() || args.only.contains(&part) {
@@ -35,4 +45,9 @@ pub fn run(args: &InstallArgs) -> Result<()> {
         }
     }
     report.finish(&args.output)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
