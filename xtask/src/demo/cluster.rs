@@ -43,8 +43,8 @@ pub fn up(place: &Place<'_>) -> Result<()> {
     {
         eprintln!("building the cluster");
         let key = bed.ssh_key_path()?;
-        let mut create = place.wharf(&["cluster", "create", "-f"]);
-        create.arg(&file).arg("--ssh-key").arg(key).stdout(Stdio::null());
+        let mut create = place.wharf(&["cluster", "create"]);
+        create.arg("--file").arg(&file).arg("--ssh-key").arg(key).stdout(Stdio::null());
         succeed(create, "the cluster could not be built")?;
     }
     let kubeconfig = place.kubeconfig()?;
