@@ -107,7 +107,8 @@ impl Host {
         // The agent's program runs from the place of uploads, also where a bundle came with the
         // machine.
         let mut missing = self.not_uploaded(std::slice::from_ref(&supply.wharf)).await?;
-        missing.extend(self.missing(files).await?);
+        let others = files.iter().filter(|file| **file != supply.wharf).cloned();
+        missing.extend(self.missing(&others.collect::<Vec<_>>()).await?);
         for file in missing {
             let mib = file.size >> 20;
             journal.log(format!("{}: uploading {} ({mib} MiB)", self.name(), file.path));
