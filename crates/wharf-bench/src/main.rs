@@ -1,7 +1,8 @@
 //! Measures Wharf beside the real systems that do the same work, on this machine, in one run.
 //!
 //! `cargo xtask bench NAME` builds everything and calls this program. [`store`] is the benchmark
-//! of durable writes, [`install`] that of installing clusters; [`drive`] makes the load, [`report`] and [`plot`] show what came of it.
+//! of durable writes, [`install`] that of installing clusters, [`fleet`] that of many clusters; [`drive`] makes
+//! the load, [`report`] and [`plot`] show what came of it.
 //!
 //! **Invariant:** a figure is only reported after what was acknowledged has been found again by a
 //! new process, and after the disk has been shown to be synced ([`guard`]).
@@ -9,6 +10,7 @@
 //! **Invariant:** all traffic stays on loopback, and is bounded in count and time.
 
 mod drive;
+mod fleet;
 mod guard;
 mod http;
 mod install;
@@ -29,6 +31,8 @@ enum Command {
     Store(store::StoreArgs),
     /// Installing clusters: against kubeadm
     Install(install::InstallArgs),
+    /// A thousand clusters, some of them dead, and their list against kubectl's
+    Fleet(fleet::FleetArgs),
     /// The part of a measurement that runs in a process of its own
     #[command(subcommand, hide = true)]
     Worker(worker::Worker),
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Store(args) => store::run(&args),
         Command::Install(args) => install::run(&args),
+        Command::Fleet(args) => fleet::run(&args),
         Command::Worker(worker) => worker::run(&worker),
     };
     match result {
