@@ -193,6 +193,7 @@ async fn commit(
 }
 
 /// Writes down what was seen of a cluster, together with something else.
-fn put_health(txn: Txn, health: &HealthRecord, now: Timestamp) -> StoreResult<Txn> {
+pub fn put_health(txn: Txn, health: &HealthRecord, now: Timestamp) -> StoreResult<Txn> {
+    let txn = txn.write(&health.cluster, &health.summary(), now, None)?;
     txn.write(&health.cluster, health, now, None)
 }

@@ -301,7 +301,8 @@ fn written_at(change: &Change) -> Option<Timestamp> {
 
 fn event_of(change: &Change, time: Timestamp) -> Option<Published> {
     let (kind, id) = change.key().split_once('/')?;
-    if matches!(kind, "meta" | "audit" | "vault") {
+    // What was seen of the nodes is written with `health`, which tells of both.
+    if matches!(kind, "meta" | "audit" | "vault" | "nodehealth") {
         return None;
     }
     let revision = change.revision();

@@ -130,7 +130,7 @@ async fn what_cannot_be_imported_leaves_nothing() {
     }
     let bad_name = import(&server, "Theirs", &json!({"kubeConfig": good})).await;
     assert_eq!(error_of(bad_name).await.0, 422);
-    for kind in ["cluster/", "vault/", "health/"] {
+    for kind in ["cluster/", "vault/", "health/", "nodehealth/"] {
         let listing = server.app().store.list(kind, wharf_store::Page::ALL).await.unwrap();
         assert!(listing.entries.is_empty(), "{kind} was stored");
     }
@@ -217,7 +217,8 @@ async fn what_was_seen_of_a_cluster_is_shown() {
         node("w2", "worker", false, false),
     ];
     let health = HealthRecord::new("demo", Some("v1.36.3".to_owned()), nodes, true);
-    let txn = Txn::new().create("demo", &health, jiff::Timestamp::now()).unwrap();
+    let now = jiff::Timestamp::now();
+    let txn = wharf_server::clusters::put_health(Txn::new(), &health, now).unwrap();
     paper::commit(&server.app().store, txn).await;
     let one = json_of(server.get("/clusters/demo", &server.admin).await).await;
     for (field, value) in [

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::Kind;
 
-/// The last look at a cluster. The id is the cluster's name; it is written when something changed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The last look at a cluster. The id is the cluster's name; it is written when something changed,
+/// always together with its [`HealthSummary`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HealthRecord {
     pub cluster: String,
     /// As the API server says it: `v1.36.3`.
@@ -21,17 +22,18 @@ pub struct HealthRecord {
     pub used: Amounts,
     /// Whether `used` was measured; otherwise it is the sum of what pods requested.
     pub measured: bool,
-    /// Last, so that whoever wants only the sums can stop reading here.
     pub nodes: Vec<NodeHealth>,
 }
 
 impl Kind for HealthRecord {
-    const KIND: &'static str = "health";
+    const KIND: &'static str = "nodehealth";
 }
 
-/// A [`HealthRecord`] without its nodes, for lists: a thousand clusters have many nodes.
+/// A [`HealthRecord`] without its nodes, as a record of its own: the nodes of a thousand clusters
+/// are a hundred megabytes, which no list of clusters can read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthSummary {
+    pub cluster: String,
     pub version: Option<String>,
     pub node_count: usize,
     pub ready_count: usize,
@@ -41,11 +43,11 @@ pub struct HealthSummary {
 }
 
 impl Kind for HealthSummary {
-    const KIND: &'static str = HealthRecord::KIND;
+    const KIND: &'static str = "health";
 }
 
 /// What a node or a cluster has, or uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Amounts {
     pub cpu_milli: u64,
     pub memory_bytes: u64,
@@ -63,7 +65,7 @@ impl std::iter::Sum for Amounts {
 }
 
 /// A Kubernetes Node as it was seen.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct NodeHealth {
     pub name: String,
     pub address: Option<Ipv4Addr>,
@@ -129,8 +131,22 @@ impl HealthRecord {
         }
     }
 
+    /// The same with nothing used: what is left changes rarely.
+    pub fn without_use(&self) -> Self {
+        let nodes = self.nodes.iter().cloned();
+        let nodes = nodes.map(|node| NodeHealth { used: Amounts::default(), ..node }).collect();
+        Self {
+            cluster: self.cluster.clone(),
+            version: self.version.clone(),
+            used: Amounts::default(),
+            nodes,
+            ..*self
+        }
+    }
+
     pub fn summary(&self) -> HealthSummary {
         HealthSummary {
+            cluster: self.cluster.clone(),
             version: self.version.clone(),
             node_count: self.node_count,
             ready_count: self.ready_count,
@@ -184,6 +200,17 @@ mod tests {
         let text = serde_json::to_string(&health).unwrap();
         let summary: HealthSummary = serde_json::from_str(&text).unwrap();
         assert_eq!(summary, health.summary());
+    }
+
+    #[test]
+    fn without_use_only_what_lasts_differs() {
+        let of = |used, ready| {
+            let node = NodeHealth { used, ready, ..node("b", "worker", 1) };
+            HealthRecord::new("demo", None, vec![node], true).without_use()
+        };
+        let busy = Amounts { cpu_milli: 900, ..Amounts::default() };
+        assert_eq!(of(busy, true), of(Amounts::default(), true));
+        assert_ne!(of(busy, true), of(busy, false));
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use jiff::Timestamp;
 use wharf_core::{
     cluster::{
-        ClusterRecord, ClusterState, DeleteMode, Origin, health::HealthRecord, life::ClusterEvent,
+        ClusterRecord, ClusterState, DeleteMode, Origin,
+        health::{HealthRecord, HealthSummary},
+        life::ClusterEvent,
     },
     operation::OperationKind,
 };
@@ -107,6 +109,9 @@ pub fn forget(txn: Txn, cluster: &Stored<ClusterRecord>) -> Txn {
 }
 
 fn forget_all(txn: Txn, cluster: &str) -> Txn {
-    let txn = txn.delete(key_of::<ClusterRecord>(cluster));
-    vault::remove(txn.delete(key_of::<HealthRecord>(cluster)), cluster)
+    let txn = txn
+        .delete(key_of::<ClusterRecord>(cluster))
+        .delete(key_of::<HealthSummary>(cluster))
+        .delete(key_of::<HealthRecord>(cluster));
+    vault::remove(txn, cluster)
 }

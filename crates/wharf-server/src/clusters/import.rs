@@ -86,11 +86,9 @@ async fn store(
     let vault = Vault { secrets: found.secrets, pki: None, kubeconfig: Some(found.kubeconfig) };
     for _ in 0..TRIES {
         refuse_duplicate(app, name).await?;
-        let addresses = Addresses::of_others(app, name).await?;
-        refuse_taken(&spec, &addresses)?;
+        let txn = claim(app, &spec).await?;
         let now = Timestamp::now();
         let record = ClusterRecord::new(spec.clone(), state, Origin::Imported, now);
-        let txn = addresses.claim(Txn::new());
         let txn = txn.when(Compare::Absent(key_of::<ClusterRecord>(name))).write(
             name,
             &record,
@@ -104,6 +102,17 @@ async fn store(
         }
     }
     Err(ApiError::conflict())
+}
+
+/// A transaction that is refused when another cluster gets addresses meanwhile. Without nodes there
+/// is nothing to claim, and imports at the same time are in nobody's way.
+async fn claim(app: &AppState, spec: &ClusterSpec) -> ApiResult<Txn> {
+    if spec.nodes.is_empty() {
+        return Ok(Txn::new());
+    }
+    let addresses = Addresses::of_others(app, &spec.name).await?;
+    refuse_taken(spec, &addresses)?;
+    Ok(addresses.claim(Txn::new()))
 }
 
 /// The same machines under two names would be two clusters in one.

@@ -110,7 +110,7 @@ impl Keeper {
         match (record.value.state, &record.value.work) {
             (ClusterState::CreateFailed, _) => self.wait_for_change(record.revision).await?,
             (ClusterState::Running | ClusterState::Unreachable, _) => {
-                self.watch_over(&record).await?;
+                self.watch_over(&record, first).await?;
             }
             (ClusterState::Creating, Some(work))
                 if first && !self.app.config.resume_on_start && self.is_old(work).await? =>
@@ -226,11 +226,15 @@ impl Keeper {
         next_change::<ClusterRecord>(&self.app.store, &self.cluster, seen).await.map(|_| ())
     }
 
-    /// Probes the cluster until its record changes.
-    async fn watch_over(&self, record: &Stored<ClusterRecord>) -> Result<(), FencedError> {
+    /// Probes the cluster until its record changes. `first`: it was only just taken over.
+    async fn watch_over(
+        &self,
+        record: &Stored<ClusterRecord>,
+        first: bool,
+    ) -> Result<(), FencedError> {
         tokio::select! {
             changed = self.wait_for_change(record.revision) => changed.map_err(FencedError::from),
-            ended = probe::run(&self.app, &self.fenced, record) => ended,
+            ended = probe::run(&self.app, &self.fenced, record, first) => ended,
         }
     }
 }
