@@ -18,6 +18,7 @@ use super::{
     converge::{Walk, internal},
     hosts::all,
 };
+use crate::engine::Journal;
 
 /// API servers start within seconds; a machine that does many things at once may take longer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
@@ -163,23 +164,37 @@ pub async fn take_out(walk: &Walk<'_>, pki: &ClusterPki, node: &NodeRecord) -> O
     }
     let api = api(walk, pki)?;
     let name = &node.spec.name;
-    let journal = &walk.job.journal;
     let policy = Policy::removal("wharf", Timestamp::now() + DRAIN_DEADLINE);
+    // A task of its own: when the update is canceled and this future is dropped, the drain still
+    // takes its cordon back.
+    let cancel = CancellationToken::new();
+    let _canceled_when_dropped = cancel.clone().drop_guard();
+    let drain = drain(api.clone(), name.clone(), policy, cancel, walk.job.journal.clone());
+    tokio::spawn(drain).await.map_err(internal)??;
+    api.delete_node(name).await.map(|_| ()).map_err(failed)
+}
+
+async fn drain(
+    api: Cluster,
+    node: String,
+    policy: Policy,
+    cancel: CancellationToken,
+    journal: Journal,
+) -> Outcome<()> {
     let mut told = String::new();
     let tell = |report: &Report| {
         let waiting: Vec<String> = report.waiting.iter().map(ToString::to_string).collect();
         let text = format!("{} pods have to leave yet; {}", report.left, waiting.join("; "));
         if !waiting.is_empty() && text != told {
-            journal.log(format!("{name}: {text}"));
+            journal.log(format!("{node}: {text}"));
             told = text;
         }
     };
-    let never = CancellationToken::new();
-    wharf_kube::drain::run(&api, name, &policy, &never, tell).await.map_err(|error| {
-        Failure::on(name, crate::error::chain(&error))
+    let drained = wharf_kube::drain::run(&api, &node, &policy, &cancel, tell).await;
+    drained.map(|_| ()).map_err(|error| {
+        Failure::on(&node, crate::error::chain(&error))
             .hint("the node stays; free the pods named here or raise their budget, then try again")
-    })?;
-    api.delete_node(name).await.map(|_| ()).map_err(failed)
+    })
 }
 
 /// Tries again until it succeeds or the time is up: the API comes and goes while it starts.
