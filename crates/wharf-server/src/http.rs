@@ -17,6 +17,7 @@ pub mod members;
 pub mod nodes;
 pub mod operations;
 pub mod routes;
+pub mod session;
 pub mod tls;
 pub mod tokens;
 pub mod users;

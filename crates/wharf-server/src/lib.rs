@@ -5,7 +5,7 @@
 //! ([`http`]). [`run`] is `start` for a process: with logs, signals and a line on what was started.
 //!
 //! **Invariant:** HTTP handlers hold no logic; they translate and call the functions of
-//! [`access`] and its like, which the console's pages will call too.
+//! [`access`] and its like, which the console's pages ([`console`]) call too.
 //!
 //! Start reading at [`http::routes`] for what can be asked, at [`engine`] for what happens by
 //! itself.
@@ -14,6 +14,7 @@ pub mod access;
 pub mod app;
 pub mod clusters;
 pub mod config;
+pub mod console;
 pub mod engine;
 pub mod error;
 pub mod events;

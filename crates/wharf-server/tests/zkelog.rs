@@ -113,7 +113,7 @@ async fn only_those_who_may_see_the_cluster_get_its_log() {
     assert_eq!(open(&server, "", &[]).await.unwrap_err(), 401);
     assert_eq!(open(&server, "?token=nonsense", &[]).await.unwrap_err(), 401);
     assert_eq!(open(&server, &format!("?token={otto}"), &[]).await.unwrap_err(), 404);
-    let cookie = format!("theme=dark; wharf_session={vera}");
+    let cookie = format!("theme=dark; wharf={vera}");
     let bearer = format!("Bearer {vera}");
     let own = server.base.clone();
     for (query, headers) in [

@@ -47,6 +47,11 @@ pub async fn get(
     Ok((record, node.ok_or_else(|| ApiError::not_found("node", name))?))
 }
 
+/// The nodes of a cluster that does not serve them (yet), by name.
+pub fn asked_for(record: &ClusterRecord) -> Vec<Node> {
+    merge(record, &[])
+}
+
 fn merge(record: &ClusterRecord, health: &[NodeHealth]) -> Vec<Node> {
     let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
     let mut entry = |name: &str, fill: &dyn Fn(&mut Node)| {

@@ -60,7 +60,7 @@ pub async fn stream_of_cluster(
 }
 
 /// Begins a stream of what the caller may see, of one cluster if it is named.
-async fn start(
+pub(crate) async fn start(
     app: App,
     caller: Caller,
     headers: &HeaderMap,

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use axum::{
     Router,
     extract::{DefaultBodyLimit, Request, State},
-    http::{HeaderMap, Method, header},
+    handler::Handler,
+    http::{HeaderMap, Method, Uri, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
+    routing,
 };
 use jiff::Timestamp;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -30,6 +32,7 @@ use super::{
 use crate::{
     access::{Caller, CallerKind, token, unauthorized},
     app::App,
+    console,
     error::{ApiError, ApiResult},
 };
 
@@ -74,6 +77,34 @@ fn service(app: &App) -> Table {
         .add(Need::Nobody, routes!(health::metrics))
 }
 
+/// The console's pages, which are not part of the API either.
+fn pages(app: &App) -> Table {
+    use console::{assets, clusters, delete, form, login, operations};
+    Table::new(app)
+        .page(Need::Nobody, Method::GET, "/", console::home)
+        .page(Need::Nobody, Method::GET, "/console", console::home)
+        .page(Need::Nobody, Method::GET, "/console/login", login::show)
+        .page(Need::Nobody, Method::POST, "/console/login", login::enter)
+        .page(Need::Viewer, Method::POST, "/console/logout", login::leave)
+        .page(Need::Nobody, Method::GET, "/console/assets/{name}", assets::get)
+        .page(Need::Viewer, Method::GET, "/console/events", clusters::stream)
+        .page(Need::Viewer, Method::GET, "/console/clusters", clusters::list)
+        .page(Need::Viewer, Method::GET, "/console/live", clusters::list_live)
+        // Not below the clusters: one may have that name.
+        .page(Need::Admin, Method::GET, "/console/new-cluster", form::show)
+        .page(Need::Admin, Method::POST, "/console/new-cluster", form::send)
+        .page(Need::Viewer, Method::GET, "/console/clusters/{name}", clusters::page)
+        .page(Need::Viewer, Method::GET, "/console/clusters/{name}/live", clusters::live)
+        .page(Need::Admin, Method::GET, "/console/clusters/{name}/kubeconfig", clusters::kubeconfig)
+        .page(Need::Admin, Method::POST, "/console/clusters/{name}/cancel", clusters::cancel)
+        .page(Need::Admin, Method::POST, "/console/clusters/{name}/retry", clusters::retry)
+        .page(Need::Admin, Method::GET, "/console/clusters/{name}/delete", delete::show)
+        .page(Need::Admin, Method::POST, "/console/clusters/{name}/delete", delete::send)
+        .page(Need::Viewer, Method::GET, "/console/operations", operations::list)
+        .page(Need::Viewer, Method::GET, "/console/operations/{id}", operations::page)
+        .page(Need::Viewer, Method::GET, "/console/operations/{id}/live", operations::live)
+}
+
 /// What existing clients look for under a prefix of its own.
 fn sockets(app: &App) -> Table {
     Table::new(app).add_socket(Need::Viewer, routes!(zkelog::follow))
@@ -114,6 +145,22 @@ impl Table {
     /// A route for WebSockets: a page cannot set a header there, so the token may be elsewhere.
     fn add_socket(self, need: Need, routes: UtoipaMethodRouter<App>) -> Self {
         self.add_guarded(need, Token::Anywhere, routes)
+    }
+
+    /// A page of the console: the caller is known by the console's cookie.
+    fn page<H, T>(mut self, need: Need, method: Method, path: &str, handler: H) -> Self
+    where
+        H: Handler<T, App>,
+        T: 'static,
+    {
+        let handler = match method {
+            Method::POST => routing::post(handler),
+            _ => routing::get(handler),
+        };
+        let guard = from_fn_with_state((self.app.clone(), need), console::guard::admit);
+        self.router = self.router.route(path, handler.layer(guard));
+        self.rows.push(Row { method, path: path.to_owned(), need });
+        self
     }
 
     fn add_guarded(
@@ -185,6 +232,11 @@ pub fn rows(app: &App) -> Vec<Row> {
     api(app).rows
 }
 
+/// The rows of the console's table.
+pub fn console_rows(app: &App) -> Vec<Row> {
+    pages(app).rows
+}
+
 /// The description of the API, made from the handlers themselves.
 pub fn openapi(app: &App) -> OpenApi {
     let table = api(app);
@@ -212,6 +264,7 @@ pub fn router(app: &App) -> Router {
     let under = |prefix| api.clone().layer(axum::Extension(Prefix(prefix)));
     service(app)
         .router
+        .merge(pages(app).router)
         .nest(wharf_api::PREFIX, under(wharf_api::PREFIX))
         .nest(wharf_api::LEGACY_PREFIX, under(wharf_api::LEGACY_PREFIX))
         .nest(wharf_api::LEGACY_SOCKETS, sockets(app).router)
@@ -224,9 +277,13 @@ pub fn router(app: &App) -> Router {
         .with_state(app.clone())
 }
 
-async fn not_found() -> ApiError {
+async fn not_found(uri: Uri) -> Response {
+    if uri.path().starts_with("/console/") {
+        return console::not_found().into_response();
+    }
     ApiError::new(ErrorCode::NotFound, "there is nothing at this path")
         .hint(format!("{}/docs describes the API", wharf_api::PREFIX))
+        .into_response()
 }
 
 async fn wrong_method() -> ApiError {
@@ -253,7 +310,9 @@ async fn admit(
     let token = match (need, place) {
         (Need::Nobody, _) => Ok(None),
         (Need::Viewer | Need::Admin, Token::InHeader) => bearer(request.headers()),
-        (Need::Viewer | Need::Admin, Token::Anywhere) => zkelog::token_of(&request, bearer),
+        (Need::Viewer | Need::Admin, Token::Anywhere) => {
+            zkelog::token_of(&request, app.config.http, bearer)
+        }
     };
     let caller = match caller_of(&app, peer, id, token).await {
         Ok(caller) => caller,
@@ -266,7 +325,7 @@ async fn admit(
     next.run(request).await
 }
 
-async fn caller_of(
+pub(crate) async fn caller_of(
     app: &App,
     peer: Option<Peer>,
     id: Option<RequestId>,

@@ -8,7 +8,7 @@ use axum::{
         Request, State,
         ws::{Message, WebSocket, WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
     },
-    http::{HeaderMap, Uri, header},
+    http::{HeaderMap, Uri},
     response::Response,
 };
 use serde::Deserialize;
@@ -20,6 +20,7 @@ use wharf_store::typed::key_of;
 use super::{
     events::{Open, end_of},
     extract::Path,
+    session::{self, Source},
 };
 use crate::{
     access::{Caller, token},
@@ -28,9 +29,6 @@ use crate::{
     error::{ApiError, ApiResult},
     events::{Delivery, Subscription},
 };
-
-/// Where the console keeps its token.
-pub const SESSION_COOKIE: &str = "wharf_session";
 
 #[derive(Debug, Deserialize, IntoParams)]
 pub struct Credentials {
@@ -47,9 +45,10 @@ pub async fn follow(
     caller: Caller,
     Path(name): Path<String>,
     headers: HeaderMap,
+    uri: Uri,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> ApiResult<Response> {
-    check_origin(&headers)?;
+    check_source(&headers, &uri)?;
     let upgrade = upgrade.map_err(|rejection| {
         ApiError::new(ErrorCode::InvalidRequest, rejection.body_text())
             .hint("this is a WebSocket; for events over HTTP see /events")
@@ -79,18 +78,14 @@ pub async fn follow(
 /// The token of a request for a WebSocket: in its header, its cookie or its query.
 pub(super) fn token_of(
     request: &Request,
+    http: bool,
     bearer: impl Fn(&HeaderMap) -> ApiResult<Option<String>>,
 ) -> ApiResult<Option<String>> {
     if let Some(token) = bearer(request.headers())? {
         return Ok(Some(token));
     }
-    Ok(cookie(request.headers()).or_else(|| in_query(request.uri())))
-}
-
-fn cookie(headers: &HeaderMap) -> Option<String> {
-    let texts = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let mut pairs = texts.flat_map(|text| text.split(';')).filter_map(|pair| pair.split_once('='));
-    pairs.find(|(name, _)| name.trim() == SESSION_COOKIE).map(|(_, token)| token.trim().to_owned())
+    let in_cookie = session::token_in_cookie(request.headers(), http);
+    Ok(in_cookie.or_else(|| in_query(request.uri())))
 }
 
 /// Tokens hold no character that a query would escape.
@@ -101,14 +96,10 @@ fn in_query(uri: &Uri) -> Option<String> {
 
 /// A page of somebody else's must not read the log with its visitor's cookie. Programs name no
 /// origin.
-fn check_origin(headers: &HeaderMap) -> ApiResult<()> {
-    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
-    let origin = origin.to_str().unwrap_or_default();
-    let place = origin.split_once("://").map(|(_, place)| place);
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    match place.zip(host) {
-        Some((place, host)) if place.eq_ignore_ascii_case(host) => Ok(()),
-        _ => Err(ApiError::denied("the page is not of this server")
+fn check_source(headers: &HeaderMap, uri: &Uri) -> ApiResult<()> {
+    match Source::of(headers, uri) {
+        Source::Own | Source::Unknown => Ok(()),
+        Source::Foreign => Err(ApiError::denied("the page is not of this server")
             .hint("open the WebSocket from the server's own pages, or without an origin")),
     }
 }

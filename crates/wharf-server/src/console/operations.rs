@@ -1,0 +1,282 @@
+//! Operations on a page: phases, hosts, errors and the log.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use axum::{extract::State, http::StatusCode};
+use jiff::Timestamp;
+use wharf_core::operation::{Leftover, OperationRecord, OperationState, Progress, Step};
+use wharf_store::Stored;
+
+use super::{Page, PageResult, Session, fragment, render};
+use crate::{
+    access::Caller,
+    app::App,
+    clusters::operations::{self, Filter},
+    http::extract::Path,
+};
+
+/// A page's worth of operations.
+const LISTED: usize = 50;
+/// More hosts than this make a page that nobody reads; those that need a look come first.
+const HOSTS_SHOWN: usize = 50;
+
+#[derive(Template)]
+#[template(path = "console/operations.html")]
+struct ListBody {
+    rows: Vec<Row>,
+    more: bool,
+}
+
+struct Row {
+    id: String,
+    kind: String,
+    cluster: String,
+    state: &'static str,
+    tone: &'static str,
+    started: String,
+    lasted: String,
+    leftovers: usize,
+}
+
+/// `GET /console/operations`: the newest, also of clusters that are gone.
+pub async fn list(State(app): State<App>, caller: Caller, session: Session) -> PageResult {
+    let filter = Filter { cluster: None, before: None, limit: LISTED };
+    let (found, more) = operations::list(&app, &caller, &filter).await?;
+    let now = Timestamp::now();
+    let row = |stored: Stored<OperationRecord>| Row {
+        kind: render::capital(stored.value.kind.name()),
+        state: stored.value.state.name(),
+        tone: render::tone(stored.value.state.name()),
+        started: render::time(stored.value.started_at),
+        lasted: render::lasted(Some(stored.value.started_at), stored.value.ended_at, now),
+        leftovers: stored.value.leftovers.len(),
+        cluster: stored.value.cluster,
+        id: stored.id,
+    };
+    let body = ListBody { rows: found.into_iter().map(row).collect(), more };
+    let page = Page { title: "Operations", session: Some((&caller, &session)), busy: false };
+    page.show(StatusCode::OK, &body)
+}
+
+#[derive(Template)]
+#[template(path = "console/operation_page.html")]
+struct OnePage {
+    cluster: String,
+    operation: Shown,
+}
+
+/// `GET /console/operations/{id}`
+pub async fn page(
+    State(app): State<App>,
+    caller: Caller,
+    session: Session,
+    Path(id): Path<String>,
+) -> PageResult {
+    let body = one(&app, &caller, &id).await?;
+    let title = format!("{} {}", body.operation.kind, body.cluster);
+    let busy = body.operation.is_running;
+    Page { title: &title, session: Some((&caller, &session)), busy }.show(StatusCode::OK, &body)
+}
+
+/// `GET /console/operations/{id}/live`
+pub async fn live(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> PageResult {
+    fragment(&one(&app, &caller, &id).await?)
+}
+
+async fn one(app: &App, caller: &Caller, id: &str) -> Result<OnePage, super::PageError> {
+    let stored = operations::get(app, caller, id).await?;
+    let cluster = stored.value.cluster.clone();
+    Ok(OnePage { cluster, operation: Shown::of(&stored, Timestamp::now()) })
+}
+
+/// An operation as a part of a page.
+#[derive(Template)]
+#[template(path = "console/operation.html")]
+pub(super) struct Shown {
+    pub id: String,
+    pub kind: String,
+    pub state: &'static str,
+    pub is_running: bool,
+    pub percent: u8,
+    /// What is being done, in a few words: for those who hear the page.
+    pub doing: String,
+    tone: &'static str,
+    started: String,
+    lasted: String,
+    error: Option<String>,
+    hint: Option<String>,
+    failures: Vec<Failure>,
+    phases: Vec<Phase>,
+    hosts: Vec<Host>,
+    hidden_hosts: usize,
+    leftovers: Vec<Leftover>,
+    log: Vec<Line>,
+}
+
+struct Phase {
+    name: String,
+    state: &'static str,
+    lasted: String,
+}
+
+struct Host {
+    name: String,
+    doing: String,
+    /// One for each phase.
+    cells: Vec<Cell>,
+}
+
+struct Cell {
+    state: &'static str,
+    /// What stands behind the sign, for those who hover or hear.
+    label: String,
+}
+
+struct Failure {
+    host: String,
+    phase: String,
+    name: String,
+    exit_code: Option<i32>,
+    stderr: Option<String>,
+    hint: Option<String>,
+}
+
+struct Line {
+    at: String,
+    text: String,
+}
+
+impl Shown {
+    pub fn of(stored: &Stored<OperationRecord>, now: Timestamp) -> Self {
+        let record = &stored.value;
+        let (hosts, hidden_hosts) = hosts(record);
+        Self {
+            id: stored.id.clone(),
+            kind: render::capital(record.kind.name()),
+            state: record.state.name(),
+            is_running: record.state == OperationState::Running,
+            percent: record.percent(),
+            doing: doing(record),
+            tone: render::tone(record.state.name()),
+            started: render::time(record.started_at),
+            lasted: render::lasted(Some(record.started_at), record.ended_at, now),
+            error: record.error.clone(),
+            hint: record.hint.clone(),
+            failures: failures(record),
+            phases: phases(record, now),
+            hosts,
+            hidden_hosts,
+            leftovers: record.leftovers.clone(),
+            log: record.log.iter().map(line).collect(),
+        }
+    }
+}
+
+fn doing(record: &OperationRecord) -> String {
+    let running = record.phases.iter().find(|phase| phase.state == Progress::Running);
+    match (record.state, running) {
+        (OperationState::Running, Some(phase)) => phase.name.clone(),
+        (OperationState::Running, None) => "waiting".to_owned(),
+        (state, _) => state.name().to_owned(),
+    }
+}
+
+fn phases(record: &OperationRecord, now: Timestamp) -> Vec<Phase> {
+    let is_over = record.state != OperationState::Running;
+    let phase = |phase: &wharf_core::operation::Phase| Phase {
+        name: phase.name.clone(),
+        state: phase.state.name(),
+        // A phase that broke off with its operation ended with it.
+        lasted: render::lasted(
+            phase.started_at,
+            phase.ended_at.or(record.ended_at.filter(|_| is_over)),
+            now,
+        ),
+    };
+    record.phases.iter().map(phase).collect()
+}
+
+fn line(line: &wharf_core::operation::LogLine) -> Line {
+    Line { at: render::clock(line.at), text: line.text.clone() }
+}
+
+/// What the hosts said, where that is more than the operation's own error says already.
+fn failures(record: &OperationRecord) -> Vec<Failure> {
+    let failed = record.steps.iter().filter(|step| step.state == Progress::Failed);
+    let failure = |step: &Step| Failure {
+        host: host_name(step).to_owned(),
+        phase: step.phase.clone(),
+        name: step.name.clone(),
+        exit_code: step.exit_code,
+        stderr: step.stderr_tail.clone().filter(|text| !text.trim().is_empty()),
+        hint: step.hint.clone().filter(|hint| Some(hint) != record.hint.as_ref()),
+    };
+    failed.take(HOSTS_SHOWN).map(failure).collect()
+}
+
+/// What the server does itself has no host.
+fn host_name(step: &Step) -> &str {
+    if step.host.is_empty() { "server" } else { &step.host }
+}
+
+/// The hosts by phase, and how many more there are.
+fn hosts(record: &OperationRecord) -> (Vec<Host>, usize) {
+    let is_over = record.state != OperationState::Running;
+    let mut by_host: BTreeMap<&str, Vec<&Step>> = BTreeMap::new();
+    for step in &record.steps {
+        by_host.entry(host_name(step)).or_default().push(step);
+    }
+    let mut all: Vec<_> = by_host.into_iter().collect();
+    if all.len() > HOSTS_SHOWN {
+        all.sort_by_key(|(_, steps)| steps.iter().map(|step| urgency(step.state)).min());
+    }
+    let hidden = all.len().saturating_sub(HOSTS_SHOWN);
+    let host = |(name, steps): (&str, Vec<&Step>)| {
+        let cell = |phase: &wharf_core::operation::Phase| cell(&phase.name, &steps, is_over);
+        Host {
+            name: name.to_owned(),
+            doing: current(&steps, is_over),
+            cells: record.phases.iter().map(cell).collect(),
+        }
+    };
+    (all.into_iter().take(HOSTS_SHOWN).map(host).collect(), hidden)
+}
+
+/// What needs a look comes first.
+fn urgency(state: Progress) -> u8 {
+    match state {
+        Progress::Failed => 0,
+        Progress::Running => 1,
+        Progress::Waiting => 2,
+        Progress::Skipped | Progress::Done => 3,
+    }
+}
+
+/// What a host is doing, or where it failed.
+fn current(steps: &[&Step], is_over: bool) -> String {
+    let is_shown = |step: &&&Step| match step.state {
+        Progress::Failed => true,
+        Progress::Running => !is_over,
+        Progress::Waiting | Progress::Skipped | Progress::Done => false,
+    };
+    let step = steps.iter().filter(is_shown).min_by_key(|step| urgency(step.state));
+    step.map(|step| step.name.clone()).unwrap_or_default()
+}
+
+/// A host's state in a phase: the most urgent of its steps. What was running when the operation
+/// ended runs no more.
+fn cell(phase: &str, steps: &[&Step], is_over: bool) -> Cell {
+    let step = steps.iter().filter(|step| step.phase == phase).min_by_key(|s| urgency(s.state));
+    let Some(step) = step else {
+        return Cell { state: "none", label: format!("{phase}: nothing to do here") };
+    };
+    let (state, word) = match step.state {
+        Progress::Running if is_over => (Progress::Skipped.name(), "broken off"),
+        state => (state.name(), state.name()),
+    };
+    match step.name == phase {
+        true => Cell { state, label: format!("{phase}: {word}") },
+        false => Cell { state, label: format!("{phase}: {}, {word}", step.name) },
+    }
+}
