@@ -4,6 +4,7 @@ mod certificates;
 mod cluster;
 mod kubeadm;
 mod machines;
+mod steps;
 mod wharf;
 
 use anyhow::Result;
@@ -16,7 +17,7 @@ pub struct InstallArgs {
     /// Only this part; repeat it for several
     #[arg(long, value_name = "NAME")]
     only: Vec<Part>,
-    /// How often whole clusters are made; the median counts
+    /// How often clusters are made and steps taken; the median counts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
     rounds: u8,
     #[command(flatten)]
@@ -29,6 +30,16 @@ enum Part {
     Certificates,
     /// 3+2 machines from bare to Ready with DNS against kubeadm
     Cluster,
+    /// 30 preparation steps on 20 machines against ansible-core
+    Steps,
+}
+
+impl InstallArgs {
+    /// How the program that is measured was built, as far as its place says.
+    fn build(&self) -> &'static str {
+        let release = |part: std::path::Component<'_>| part.as_os_str() == "release";
+        if self.output.wharf.components().any(release) { "release" } else { "debug" }
+    }
 }
 
 /// Measures one part and adds its rows.
@@ -36,8 +47,11 @@ type Measure = fn(&InstallArgs, &mut Report) -> Result<()>;
 
 pub fn run(args: &InstallArgs) -> Result<()> {
     wharf_testbed::interrupt_on_signals()?;
-    let parts: [(Part, Measure); 2] =
-        [(Part::Certificates, certificates::run), (Part::Cluster, cluster::run)];
+    let parts: [(Part, Measure); 3] = [
+        (Part::Certificates, certificates::run),
+        (Part::Cluster, cluster::run),
+        (Part::Steps, steps::run),
+    ];
     let mut report = Report::new("install");
     for (part, measure) in parts {
         if args.only.is_empty() || args.only.contains(&part) {

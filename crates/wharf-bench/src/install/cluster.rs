@@ -25,23 +25,22 @@ pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
     let shape = Shape { controlplanes: 3, workers: 2 };
     let program = &args.output.wharf;
     let (mut ours, mut peer, mut loads) = (Vec::new(), Vec::new(), Vec::new());
+    let mut phases = String::new();
     for round in 1..=args.rounds {
         loads.push(machines::load());
         eprintln!("install: ours, round {round} of {}", args.rounds);
-        ours.push(wharf::install(program, shape)?);
+        let (seconds, round_phases) = wharf::install(program, shape)?;
+        ours.push(seconds);
+        phases = round_phases;
         eprintln!("install: kubeadm, round {round} of {}", args.rounds);
         peer.push(kubeadm::install(shape)?);
         eprintln!("install: {:.1} s against {:.1} s", last(&ours), last(&peer));
     }
     loads.push(machines::load());
-    let build = if program.components().any(|part| part.as_os_str() == "release") {
-        "release"
-    } else {
-        "debug"
-    };
     let detail = format!(
-        "medians of {} rounds; {build} build; verified pod network on our side only; load {}",
+        "medians of {} rounds; {} build; our phases: {phases}; load {}",
         args.rounds,
+        args.build(),
         loads.join(" ")
     );
     let name =

@@ -22,8 +22,8 @@ const START: Duration = Duration::from_secs(60);
 const CLUSTER: &str = "bench";
 
 /// Seconds from the start of `wharf cluster create` to its end, when the cluster is Running: all
-/// nodes Ready, DNS and the pod network verified.
-pub fn install(wharf: &Path, shape: Shape) -> Result<f64> {
+/// nodes Ready, DNS and the pod network verified. And how long each phase took.
+pub fn install(wharf: &Path, shape: Shape) -> Result<(f64, String)> {
     let bed = machines::start("install", shape.machines(), &[])?;
     machines::preload(wharf, bed.hosts())?;
     let server = Server::start(wharf)?;
@@ -32,9 +32,10 @@ pub fn install(wharf: &Path, shape: Shape) -> Result<f64> {
     server.ask(&["cluster", "create", "-f", "-"], &wish.to_string())?;
     let seconds = begin.elapsed().as_secs_f64();
     server.check(&bed, shape)?;
+    let phases = server.phases()?;
     drop(server);
     bed.down()?;
-    Ok(seconds)
+    Ok((seconds, phases))
 }
 
 fn wish(bed: &TestBed, shape: Shape) -> Result<Value> {
@@ -112,4 +113,19 @@ impl Server {
         run_script(host, "sh", &route, &[])?;
         machines::wait_for_dns(host, address)
     }
+
+    /// The phases of the newest operation with their seconds.
+    fn phases(&self) -> Result<String> {
+        let list = self.ask(&["cluster", "operations", CLUSTER, "-o", "json"], "")?;
+        let list: Value = serde_json::from_str(&list)?;
+        let phases = list.pointer("/0/phases").and_then(Value::as_array).context("no phases")?;
+        let words: Vec<String> = phases.iter().filter_map(phase_in_words).collect();
+        Ok(words.join(", "))
+    }
+}
+
+fn phase_in_words(phase: &Value) -> Option<String> {
+    let time = |key: &str| phase.get(key)?.as_str()?.parse::<jiff::Timestamp>().ok();
+    let took = time("endedAt")?.duration_since(time("startedAt")?).as_secs_f64();
+    Some(format!("{} {took:.1}", phase.get("name")?.as_str()?))
 }
