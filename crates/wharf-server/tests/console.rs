@@ -1,27 +1,25 @@
-//! The console through HTTP, and in a real browser.
+//! The console through HTTP; `console/live.rs` looks at it in a real browser.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 #[path = "common/browser.rs"]
 mod browser;
 mod common;
+#[path = "console/live.rs"]
+mod live;
 #[path = "common/clusters.rs"]
 mod paper;
 
-use browser::Browser;
 use common::{PASSWORD, TestServer, json_of};
 use jiff::Timestamp;
 use paper::{leave_alone, put_in_state, record, ssh_key, wish};
 use reqwest::{Method, RequestBuilder, Response};
 use wharf_core::{
     access::Need,
-    cluster::{
-        ClusterState, DeleteMode,
-        health::{Amounts, HealthRecord, NodeHealth},
-    },
-    operation::{Leftover, OperationRecord, OperationState, Phase, Progress, Step},
+    cluster::{ClusterState, DeleteMode},
+    operation::{Leftover, OperationRecord, OperationState},
 };
-use wharf_server::{clusters::put_health, http::session::form_token};
+use wharf_server::http::session::form_token;
 use wharf_store::Txn;
 
 /// Asks for a page as a browser does that follows nothing.
@@ -33,7 +31,11 @@ struct Visitor<'a> {
 
 impl<'a> Visitor<'a> {
     fn new(server: &'a TestServer, token: &str) -> Self {
-        let http = reqwest::Client::builder().no_proxy();
+        let mut http = reqwest::Client::builder().no_proxy();
+        if let Some(authority) = &server.running.as_ref().unwrap().authority {
+            let pem = std::fs::read(&authority.file).unwrap();
+            http = http.tls_certs_only([reqwest::Certificate::from_pem(&pem).unwrap()]);
+        }
         let http = http.redirect(reqwest::redirect::Policy::none()).build().unwrap();
         Self { server, http, token: token.to_owned() }
     }
@@ -42,7 +44,11 @@ impl<'a> Visitor<'a> {
         let request = self.http.request(method, format!("{}{path}", self.server.base));
         match self.token.is_empty() {
             true => request,
-            false => request.header("cookie", format!("wharf={}", self.token)),
+            false => {
+                let name =
+                    if self.server.base.starts_with("https") { "__Host-wharf" } else { "wharf" };
+                request.header("cookie", format!("{name}={}", self.token))
+            }
         }
     }
 
@@ -120,6 +126,39 @@ async fn logging_in_gives_a_cookie_that_scripts_cannot_read_and_logging_out_ends
     assert!(response.headers()["set-cookie"].to_str().unwrap().contains("Max-Age=0"));
     assert_eq!(server.get("/whoami", &admin.token).await.status(), 401);
     assert_eq!(admin.get("/console/clusters").await.status(), 303);
+}
+
+#[tokio::test]
+async fn over_https_the_cookie_is_for_this_host_alone() {
+    let server = TestServer::start_with(|config| config.http = false).await;
+    let nobody = Visitor::new(&server, "");
+    let fields = [("user", "admin"), ("password", PASSWORD)];
+    let response = nobody.post("/console/login", &fields).await;
+    assert_eq!((response.status().as_u16(), location(&response)), (303, "/console/clusters"));
+    let cookie = response.headers()["set-cookie"].to_str().unwrap();
+    let (pair, rest) = cookie.split_once("; ").unwrap();
+    assert!(rest.contains("Path=/;") && rest.ends_with("; Secure"), "{cookie}");
+    assert!(!rest.contains("Domain"), "{cookie}");
+    let admin = Visitor::new(&server, pair.strip_prefix("__Host-wharf=").unwrap());
+    admin.page("/console/clusters").await;
+    // A name that a neighbour on the same machine could set opens nothing.
+    let plain = nobody.request(Method::GET, "/console/clusters");
+    let plain = plain.header("cookie", format!("wharf={}", admin.token)).send().await.unwrap();
+    assert_eq!(plain.status(), 303);
+}
+
+#[tokio::test]
+async fn without_a_script_a_page_under_way_loads_itself_again() {
+    let (server, _) = with_demo().await;
+    let admin = Visitor::new(&server, &server.admin);
+    let refresh = r#"<noscript><meta http-equiv="refresh""#;
+    for path in ["/console/clusters", "/console/clusters/demo"] {
+        assert!(admin.page(path).await.contains(refresh), "{path}");
+    }
+    put_in_state(&server, "demo", ClusterState::Running).await;
+    for path in ["/console/clusters", "/console/clusters/demo"] {
+        assert!(!admin.page(path).await.contains(refresh), "{path}");
+    }
 }
 
 #[tokio::test]
@@ -404,228 +443,4 @@ async fn give_kubeconfig(server: &TestServer) {
     let now = Timestamp::now();
     let txn = vault::put(Txn::new(), app, "demo", Some(&old), &secrets, now).unwrap();
     paper::commit(&app.store, txn).await;
-}
-
-/// An operation in the middle of its work, as an install has it.
-fn under_way(operation: &mut OperationRecord, now: Timestamp) {
-    let names = [
-        "connect",
-        "preflight",
-        "certificates",
-        "upload",
-        "prepare",
-        "etcd",
-        "controlplane",
-        "nodes",
-        "cluster",
-        "verify",
-    ];
-    let ago = |seconds| now.checked_sub(jiff::SignedDuration::from_secs(seconds)).unwrap();
-    operation.started_at = ago(31);
-    operation.phases = names.iter().enumerate().map(|(i, name)| phase(name, i, &ago)).collect();
-    for (i, name) in names.iter().enumerate().take(5) {
-        for host in ["m1", "w1", "w2"] {
-            let state = match (i, host) {
-                (4, "m1") => Progress::Done,
-                (4, _) => Progress::Running,
-                _ => Progress::Done,
-            };
-            let what = if i == 4 { "start containerd" } else { name };
-            operation.steps.push(step(name, host, what, state));
-        }
-    }
-    operation.log.clear();
-    for (i, text) in LOG.iter().enumerate() {
-        operation.log(ago(30 - 3 * i as i64), *text);
-    }
-}
-
-const LOG: [&str; 6] = [
-    "connected to m1 (192.0.2.11), host key pinned",
-    "connected to w1 (192.0.2.21), host key pinned",
-    "connected to w2 (192.0.2.22), host key pinned",
-    "preflight: 3 hosts are fit",
-    "3 authorities, 21 certificates",
-    "uploaded 212 MiB to 3 hosts",
-];
-
-fn phase(name: &str, number: usize, ago: &impl Fn(i64) -> Timestamp) -> Phase {
-    let state = match number {
-        0..4 => Progress::Done,
-        4 => Progress::Running,
-        _ => Progress::Waiting,
-    };
-    let began = 30 - 6 * number as i64;
-    Phase {
-        name: name.to_owned(),
-        state,
-        started_at: (number <= 4).then(|| ago(began)),
-        ended_at: (number < 4).then(|| ago(began - 6)),
-    }
-}
-
-fn step(phase: &str, host: &str, name: &str, state: Progress) -> Step {
-    Step {
-        phase: phase.to_owned(),
-        host: host.to_owned(),
-        name: name.to_owned(),
-        state,
-        started_at: None,
-        ended_at: None,
-        exit_code: None,
-        stderr_tail: None,
-        hint: None,
-    }
-}
-
-fn fail(operation: &mut OperationRecord, now: Timestamp) {
-    operation.state = OperationState::Failed;
-    operation.ended_at = Some(now);
-    operation.phases[4].state = Progress::Failed;
-    operation.error = Some("w2 (192.0.2.22): prepare failed: port 10250 is in use".to_owned());
-    operation.hint = Some("stop the program that listens there, then continue".to_owned());
-    let step = operation.steps.iter_mut().rfind(|step| step.host == "w2").unwrap();
-    step.state = Progress::Failed;
-    step.exit_code = Some(1);
-    step.stderr_tail =
-        Some("wharf-kubelet.service: listen tcp :10250: bind: address in use".into());
-    operation.log(now, "w2: start containerd failed");
-}
-
-async fn log_in(browser: &mut Browser, server: &TestServer) {
-    browser.open(&format!("{}/", server.base)).await;
-    browser.until("document.getElementById('password')").await;
-    browser.fill("user", "admin").await;
-    browser.fill("password", PASSWORD).await;
-    browser.click("form button").await;
-    browser.until("document.querySelector('h1')?.innerText === 'Clusters'").await;
-}
-
-#[tokio::test]
-async fn in_a_browser_a_page_follows_what_happens_without_being_loaded_again() {
-    let (server, id) = with_demo().await;
-    let mut browser = Browser::start().await;
-    browser.resize(1100, 900).await;
-    log_in(&mut browser, &server).await;
-    browser.until("document.body.innerText.includes('demo')").await;
-    browser.click("tbody a").await;
-    browser.until("document.querySelector('h1')?.innerText.includes('demo')").await;
-    browser.value("window.sameDocument = true").await;
-    browser.until("document.getElementById('percent').value === 0").await;
-
-    change(&server, &id, |operation| under_way(operation, Timestamp::now())).await;
-    browser.until("document.getElementById('percent').value === 43").await;
-    browser.until("document.querySelectorAll('.hosts tbody tr').length === 3").await;
-    browser.until("document.getElementById('announce').textContent.includes('prepare')").await;
-    browser.until("!document.body.innerText.includes(' UTC')").await;
-    browser.picture("running").await;
-
-    change(&server, &id, |operation| fail(operation, Timestamp::now())).await;
-    put_in_state(&server, "demo", ClusterState::CreateFailed).await;
-    browser.until("document.getElementById('error')?.innerText.includes('port 10250')").await;
-    browser.until("document.getElementById('retry')").await;
-    browser.until("document.querySelector('.output').innerText.includes('bind')").await;
-    browser.picture("failed").await;
-    assert_eq!(browser.value("window.sameDocument").await, true, "the page was loaded again");
-
-    browser.resize(390, 844).await;
-    let overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
-    assert_eq!(browser.value(overflow).await, 0, "a phone would scroll sideways");
-    browser.picture("phone").await;
-    // The session ends elsewhere: the page leads to the login, and back.
-    browser.resize(1100, 900).await;
-    let new = serde_json::json!({"password": "another good one", "oldPassword": PASSWORD});
-    let changed = server.put("/users/admin/password", &server.admin, &new).await;
-    assert_eq!(changed.status(), 204);
-    browser.until("location.pathname === '/console/login'").await;
-    browser.until("document.querySelector('[name=next]').value === '/console/clusters/demo'").await;
-    browser.picture("login").await;
-}
-
-#[tokio::test]
-async fn in_a_browser_a_cluster_is_asked_for_by_the_form() {
-    let server = TestServer::start().await;
-    leave_alone(&server, &["demo"]).await;
-    let mut browser = Browser::start().await;
-    browser.resize(1100, 900).await;
-    log_in(&mut browser, &server).await;
-    browser.picture("empty").await;
-    browser.click(".empty .primary").await;
-    browser
-        .until("document.getElementById('add-row') && !document.getElementById('add-row').hidden")
-        .await;
-    browser.click("#add-row").await;
-    browser.until("document.querySelectorAll('.row').length === 6").await;
-    browser.fill("f-name", "Demo").await;
-    browser.fill("f-nodes-0--name", "m1").await;
-    browser.fill("f-nodes-0--address", "192.0.2.11").await;
-    browser.fill("f-nodes-5--name", "w1").await;
-    browser.fill("f-nodes-5--address", "192.0.2.11").await;
-    browser.fill("f-sshKey", "not a key").await;
-    browser.click(".wish button.primary").await;
-    browser.until("document.getElementById('faults')").await;
-    assert_eq!(browser.value("document.activeElement.id").await, "faults");
-    assert_eq!(browser.value("document.getElementById('f-sshKey').value").await, "");
-    assert_eq!(browser.value("document.getElementById('f-nodes-1--name').value").await, "w1");
-    browser.picture("form").await;
-
-    browser.value("document.getElementById('f-name').value = ''").await;
-    browser.value("document.getElementById('f-nodes-1--address').value = ''").await;
-    for (id, text) in [
-        ("f-name", "demo"),
-        ("f-singleCloudAddress", "192.0.2.1:8443"),
-        ("f-nodes-1--address", "192.0.2.21"),
-        ("f-sshUser", "root"),
-        ("f-sshKey", &ssh_key()),
-        ("f-sshJumpHost", "nobody@127.0.0.1:1"),
-    ] {
-        browser.fill(id, text).await;
-    }
-    browser.click(".wish button.primary").await;
-    browser.until("document.querySelector('h1')?.innerText.includes('demo')").await;
-    assert_eq!(record(&server, "demo").await.spec.nodes.len(), 2);
-}
-
-#[tokio::test]
-async fn in_a_browser_a_running_cluster_shows_its_nodes_in_the_dark_too() {
-    let (server, id) = with_demo().await;
-    put_in_state(&server, "demo", ClusterState::Running).await;
-    let now = Timestamp::now();
-    change(&server, &id, |operation| {
-        under_way(operation, now);
-        operation.phases.iter_mut().for_each(|phase| phase.state = Progress::Done);
-        operation.state = OperationState::Succeeded;
-        operation.ended_at = Some(now);
-    })
-    .await;
-    let store = &server.app().store;
-    let nodes = [("m1", 11), ("w1", 21), ("w2", 22)];
-    let nodes = nodes.into_iter().enumerate().map(|(i, (name, last))| node(i as u64, name, last));
-    let health = HealthRecord::new("demo", Some("v1.36.3".into()), nodes.collect(), true);
-    paper::commit(store, put_health(Txn::new(), &health, now).unwrap()).await;
-    let mut browser = Browser::start().await;
-    browser.resize(1100, 760).await;
-    log_in(&mut browser, &server).await;
-    browser.until("document.body.innerText.includes('3 of 3')").await;
-    browser.picture("list").await;
-    browser.open(&format!("{}/console/clusters/demo", server.base)).await;
-    browser.until("document.querySelectorAll('.badge.good').length >= 4").await;
-    browser.until("document.querySelector('a[download]').innerText === 'Kubeconfig'").await;
-    browser.dark(true).await;
-    browser.picture("dark").await;
-    let back = "getComputedStyle(document.body).backgroundColor";
-    assert_eq!(browser.value(back).await, "rgb(16, 23, 29)");
-}
-
-fn node(number: u64, name: &str, last: u8) -> NodeHealth {
-    let role = if number == 0 { "control-plane" } else { "worker" };
-    NodeHealth {
-        name: name.to_owned(),
-        address: Some([192, 0, 2, last].into()),
-        ready: true,
-        labels: [(format!("node-role.kubernetes.io/{role}"), "true".to_owned())].into(),
-        capacity: Amounts { cpu_milli: 4000, memory_bytes: 8 << 30, pods: 110 },
-        used: Amounts { cpu_milli: 450 + 300 * number, memory_bytes: (2 + number) << 30, pods: 9 },
-        ..NodeHealth::default()
-    }
 }

@@ -104,12 +104,14 @@ pub(super) struct Shown {
     tone: &'static str,
     started: String,
     lasted: String,
-    error: Option<String>,
+    error: Option<(String, String)>,
     hint: Option<String>,
     failures: Vec<Failure>,
     phases: Vec<Phase>,
     hosts: Vec<Host>,
     hidden_hosts: usize,
+    /// Some host is at something, or stopped at something.
+    has_current: bool,
     leftovers: Vec<Leftover>,
     log: Vec<Line>,
 }
@@ -161,10 +163,11 @@ impl Shown {
             tone: render::tone(record.state.name()),
             started: render::time(record.started_at),
             lasted: render::lasted(Some(record.started_at), record.ended_at, now),
-            error: record.error.clone(),
+            error: record.error.as_deref().map(headline),
             hint: record.hint.clone(),
             failures: failures(record),
             phases: phases(record, now),
+            has_current: hosts.iter().any(|host| !host.doing.is_empty()),
             hosts,
             hidden_hosts,
             leftovers: record.leftovers.clone(),
@@ -203,16 +206,25 @@ fn line(line: &wharf_core::operation::LogLine) -> Line {
 
 /// What the hosts said, where that is more than the operation's own error says already.
 fn failures(record: &OperationRecord) -> Vec<Failure> {
+    let said = record.error.as_deref().unwrap_or_default();
     let failed = record.steps.iter().filter(|step| step.state == Progress::Failed);
     let failure = |step: &Step| Failure {
         host: host_name(step).to_owned(),
         phase: step.phase.clone(),
         name: step.name.clone(),
         exit_code: step.exit_code,
-        stderr: step.stderr_tail.clone().filter(|text| !text.trim().is_empty()),
+        stderr: step.stderr_tail.clone().filter(|text| !said.contains(text.trim())),
         hint: step.hint.clone().filter(|hint| Some(hint) != record.hint.as_ref()),
     };
-    failed.take(HOSTS_SHOWN).map(failure).collect()
+    let says_more =
+        |failure: &Failure| said.is_empty() || failure.stderr.is_some() || failure.hint.is_some();
+    failed.map(failure).filter(says_more).take(HOSTS_SHOWN).collect()
+}
+
+/// The first line of an error, and the lines of output that follow it.
+fn headline(error: &str) -> (String, String) {
+    let (first, rest) = error.split_once('\n').unwrap_or((error, ""));
+    (first.to_owned(), rest.trim_end().to_owned())
 }
 
 /// What the server does itself has no host.
@@ -278,5 +290,69 @@ fn cell(phase: &str, steps: &[&Step], is_over: bool) -> Cell {
     match step.name == phase {
         true => Cell { state, label: format!("{phase}: {word}") },
         false => Cell { state, label: format!("{phase}: {}, {word}", step.name) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_core::operation::OperationKind;
+
+    use super::*;
+
+    fn step(host: &str, state: Progress) -> Step {
+        Step {
+            phase: "prepare".to_owned(),
+            host: host.to_owned(),
+            name: "start containerd".to_owned(),
+            state,
+            started_at: None,
+            ended_at: None,
+            exit_code: Some(1),
+            stderr_tail: None,
+            hint: None,
+        }
+    }
+
+    fn run(steps: Vec<Step>) -> OperationRecord {
+        let mut run = OperationRecord::new("demo", OperationKind::Create, Timestamp::UNIX_EPOCH);
+        let (name, state) = ("prepare".to_owned(), Progress::Running);
+        run.phases =
+            vec![wharf_core::operation::Phase { name, state, started_at: None, ended_at: None }];
+        run.steps = steps;
+        run
+    }
+
+    #[test]
+    fn of_many_hosts_those_that_need_a_look_are_shown() {
+        let mut steps: Vec<Step> =
+            (0..200).map(|i| step(&format!("a{i:03}"), Progress::Done)).collect();
+        steps.push(step("z", Progress::Failed));
+        let (hosts, hidden) = hosts(&run(steps));
+        assert_eq!((hosts.len(), hidden), (HOSTS_SHOWN, 201 - HOSTS_SHOWN));
+        assert_eq!((hosts[0].name.as_str(), hosts[0].cells[0].state), ("z", "failed"));
+    }
+
+    #[test]
+    fn nothing_runs_in_an_operation_that_is_over() {
+        let mut run = run(vec![step("a", Progress::Running)]);
+        assert_eq!(hosts(&run).0[0].cells[0].state, "running");
+        run.state = OperationState::Failed;
+        let (hosts, _) = hosts(&run);
+        assert_eq!((hosts[0].cells[0].state, hosts[0].doing.as_str()), ("skipped", ""));
+    }
+
+    #[test]
+    fn what_the_error_says_already_is_not_said_twice() {
+        let mut failed = step("a", Progress::Failed);
+        failed.stderr_tail = Some("no space left\n".to_owned());
+        let mut run = run(vec![failed]);
+        assert_eq!(failures(&run).len(), 1);
+        run.error = Some("host a: start containerd: it failed\nno space left".to_owned());
+        assert!(failures(&run).is_empty());
+        let (first, rest) = headline(run.error.as_deref().unwrap());
+        assert_eq!(
+            (first.as_str(), rest.as_str()),
+            ("host a: start containerd: it failed", "no space left")
+        );
     }
 }
