@@ -396,6 +396,7 @@ async fn deleting_needs_the_typed_name_and_what_is_left_is_reported_after_the_cl
     assert_eq!(location(&gone), format!("/console/operations/{}", work.operation));
     let page = admin.page(location(&gone)).await;
     assert!(page.contains("/var/lib/wharf") && page.contains("it does not answer"), "{page}");
+    assert!(!page.contains("To the cluster"), "{page}");
     assert!(admin.page("/console/operations").await.contains("leftovers on 1"));
     assert_eq!(admin.get("/console/clusters/demo/live").await.status(), 404);
 }

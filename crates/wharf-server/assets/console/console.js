@@ -3,6 +3,7 @@
 
 // Events come in bursts; one look after a burst is enough.
 const SETTLE_MS = 150;
+const LONGEST_PAUSE_MS = 10000;
 // How long to wait before a stream that the server refused is opened again.
 const RETRY_MS = 3000;
 
@@ -88,23 +89,24 @@ async function refresh() {
 let timer;
 let busy = false;
 let again = false;
+let pause = SETTLE_MS;
 
 function soon() {
-  clearTimeout(timer);
-  timer = setTimeout(look, SETTLE_MS);
+  if (busy) again = true;
+  else timer ??= setTimeout(look, pause);
 }
 
 async function look() {
-  if (busy) {
-    again = true;
-    return;
-  }
+  timer = undefined;
   busy = true;
+  const begun = performance.now();
   try {
     await refresh();
   } catch {
     document.getElementById("stale").hidden = false;
   }
+  // However much happens, most of the time is left to the reader and to the server.
+  pause = Math.min(Math.max(SETTLE_MS, 10 * (performance.now() - begun)), LONGEST_PAUSE_MS);
   busy = false;
   if (again) {
     again = false;

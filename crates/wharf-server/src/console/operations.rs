@@ -12,7 +12,10 @@ use super::{Page, PageResult, Session, fragment, render};
 use crate::{
     access::Caller,
     app::App,
-    clusters::operations::{self, Filter},
+    clusters::{
+        self,
+        operations::{self, Filter},
+    },
     http::extract::Path,
 };
 
@@ -63,6 +66,8 @@ pub async fn list(State(app): State<App>, caller: Caller, session: Session) -> P
 #[template(path = "console/operation_page.html")]
 struct OnePage {
     cluster: String,
+    /// The cluster is still there to be looked at.
+    is_there: bool,
     operation: Shown,
 }
 
@@ -87,7 +92,8 @@ pub async fn live(State(app): State<App>, caller: Caller, Path(id): Path<String>
 async fn one(app: &App, caller: &Caller, id: &str) -> Result<OnePage, super::PageError> {
     let stored = operations::get(app, caller, id).await?;
     let cluster = stored.value.cluster.clone();
-    Ok(OnePage { cluster, operation: Shown::of(&stored, Timestamp::now()) })
+    let is_there = clusters::get(app, caller, &cluster).await.is_ok();
+    Ok(OnePage { cluster, is_there, operation: Shown::of(&stored, Timestamp::now()) })
 }
 
 /// An operation as a part of a page.
@@ -178,10 +184,11 @@ impl Shown {
 
 fn doing(record: &OperationRecord) -> String {
     let running = record.phases.iter().find(|phase| phase.state == Progress::Running);
-    match (record.state, running) {
-        (OperationState::Running, Some(phase)) => phase.name.clone(),
-        (OperationState::Running, None) => "waiting".to_owned(),
-        (state, _) => state.name().to_owned(),
+    match (record.state, running, &record.error) {
+        (OperationState::Running, Some(phase), _) => phase.name.clone(),
+        (OperationState::Running, None, _) => "waiting".to_owned(),
+        (OperationState::Failed, _, Some(error)) => format!("failed: {}", headline(error).0),
+        (state, _, _) => state.name().to_owned(),
     }
 }
 

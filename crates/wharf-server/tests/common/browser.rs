@@ -38,6 +38,16 @@ const FLAGS: [&str; 11] = [
     "--remote-debugging-port=0",
 ];
 
+/// Collects what the browser complains about.
+const WATCH: &str = r#"
+    window.complaints = [];
+    document.addEventListener("securitypolicyviolation", (event) =>
+        window.complaints.push(`${event.violatedDirective} ${event.blockedURI}`));
+    window.addEventListener("error", (event) => window.complaints.push(event.message));
+    window.addEventListener("unhandledrejection", (event) =>
+        window.complaints.push(String(event.reason)));
+"#;
+
 pub struct Browser {
     process: Child,
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
@@ -68,7 +78,15 @@ impl Browser {
         let page = pages.as_array().unwrap().iter().find(|page| page["type"] == "page").unwrap();
         let address = page["webSocketDebuggerUrl"].as_str().unwrap();
         let (socket, _) = connect_async(address).await.unwrap();
-        Self { process, socket, next: 0, _dir: dir }
+        let mut browser = Self { process, socket, next: 0, _dir: dir };
+        browser.call("Page.enable", json!({})).await;
+        browser.call("Page.addScriptToEvaluateOnNewDocument", json!({ "source": WATCH })).await;
+        browser
+    }
+
+    /// Fails if the page tried what its policy forbids, or if its script broke.
+    pub async fn assert_harmless(&mut self) {
+        assert_eq!(self.value("window.complaints.join()").await, "");
     }
 
     /// Calls a method of the debugging protocol and waits for its answer.

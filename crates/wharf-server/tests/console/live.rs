@@ -6,7 +6,7 @@ use wharf_core::{
         ClusterState,
         health::{Amounts, HealthRecord, NodeHealth},
     },
-    operation::{OperationRecord, OperationState, Phase, Progress, Step},
+    operation::{Leftover, OperationRecord, OperationState, Phase, Progress, Step},
 };
 use wharf_server::clusters::put_health;
 use wharf_store::Txn;
@@ -143,6 +143,7 @@ async fn in_a_browser_a_page_follows_what_happens_without_being_loaded_again() {
     browser.until("document.querySelector('.output').innerText.includes('no space left')").await;
     browser.picture("failed").await;
     assert_eq!(browser.value("window.sameDocument").await, true, "the page was loaded again");
+    browser.assert_harmless().await;
 
     browser.resize(390, 844).await;
     let overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
@@ -183,6 +184,7 @@ async fn in_a_browser_a_cluster_is_asked_for_by_the_form() {
     assert_eq!(browser.value("document.activeElement.id").await, "faults");
     assert_eq!(browser.value("document.getElementById('f-sshKey').value").await, "");
     assert_eq!(browser.value("document.getElementById('f-nodes-1--name').value").await, "w1");
+    browser.assert_harmless().await;
     browser.picture("form").await;
 
     browser.value("document.getElementById('f-name').value = ''").await;
@@ -232,6 +234,35 @@ async fn in_a_browser_a_running_cluster_shows_its_nodes_in_the_dark_too() {
     browser.picture("dark").await;
     let back = "getComputedStyle(document.body).backgroundColor";
     assert_eq!(browser.value(back).await, "rgb(16, 23, 29)");
+    // The policy really forbids, and the browser really tells.
+    browser.assert_harmless().await;
+    browser.value("document.body.setAttribute('style', 'background: red')").await;
+    browser.until("window.complaints.join().startsWith('style-src')").await;
+    assert_eq!(browser.value(back).await, "rgb(16, 23, 29)");
+}
+
+#[tokio::test]
+async fn in_a_browser_the_page_of_a_cluster_that_goes_leads_to_the_report() {
+    let (mut server, _) = with_demo().await;
+    put_in_state(&server, "demo", ClusterState::Deleting).await;
+    let id = record(&server, "demo").await.work.unwrap().operation;
+    let mut browser = Browser::start().await;
+    log_in(&mut browser, &server).await;
+    browser.open(&format!("{}/console/clusters/demo", server.base)).await;
+    browser.until("document.querySelector('h1')?.innerText.includes('Deleting')").await;
+    change(&server, &id, |operation| {
+        operation.state = OperationState::Succeeded;
+        let (host, reason) = ("w1".to_owned(), "it does not answer".to_owned());
+        operation.leftovers.push(Leftover { host, reason, items: vec!["/opt/wharf".to_owned()] });
+    })
+    .await;
+    paper::commit(&server.app().store, Txn::new().delete("cluster/demo".to_owned())).await;
+    browser.until(&format!("location.pathname === '/console/operations/{id}'")).await;
+    browser.until("document.body.innerText.includes('/opt/wharf')").await;
+    browser.picture("leftovers").await;
+    assert_eq!(browser.value("document.getElementById('stale').hidden").await, true);
+    server.stop().await;
+    browser.until("!document.getElementById('stale').hidden").await;
 }
 
 fn node(number: u64, name: &str, last: u8) -> NodeHealth {
