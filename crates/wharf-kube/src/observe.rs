@@ -85,12 +85,14 @@ impl Cluster {
     /// # Errors
     /// The API server does not answer or refuses.
     pub async fn observe_nodes(&self) -> Result<Vec<NodeObservation>> {
-        let facts = tokio::join!(self.nodes(), self.list_pod_requests(), self.node_usage());
-        let (nodes, pods, usage) = (facts.0?, facts.1?, facts.2);
+        // One after the other, so that one connection does for all: a thousand clusters are
+        // watched by one process, and connections are most of what each of them costs.
         let mut requests: BTreeMap<String, Resources> = BTreeMap::new();
-        for (node, asked) in pods {
+        for (node, asked) in self.list_pod_requests().await? {
             requests.entry(node).or_default().add(asked);
         }
+        let usage = self.node_usage().await;
+        let nodes = self.nodes().await?;
         let observation = |node: Node| {
             let name = node.metadata.name.clone().unwrap_or_default();
             let requests = requests.get(&name).copied().unwrap_or_default();

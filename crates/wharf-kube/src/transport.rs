@@ -36,6 +36,8 @@ const CONNECT: Duration = Duration::from_secs(3);
 const IDLE: Duration = Duration::from_secs(30);
 /// There may be a thousand clusters in one process; more than these are closed after use.
 const IDLE_CONNECTIONS: usize = 2;
+/// What a connection may keep in memory between two requests; the library's default is 400 KiB.
+const BUFFER: usize = 64 << 10;
 /// Sessions that can be resumed, for each cluster; the library's default is 256.
 const SESSIONS: usize = 4;
 /// No list that we ask for, page by page, comes near it; a hostile server may send anything.
@@ -72,6 +74,7 @@ impl Transport {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
+            .http1_max_buf_size(BUFFER)
             .build(Connector::new(access)?);
         Ok(Self { client, servers: Arc::new(Servers::new(servers)), authorization })
     }
