@@ -27,7 +27,9 @@ const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(30);
 const LIST: &str = "/api/v1/clusters";
 /// Imports at once: more would only wait for each other.
-const IMPORTERS: usize = 16;
+const IMPORTERS: usize = 8;
+/// On a slow machine the probes of those that are there already keep a new one waiting too long.
+const IMPORT_TRIES: usize = 5;
 
 pub struct Server {
     wharf: PathBuf,
@@ -105,7 +107,7 @@ impl Server {
             let mut connection = self.connect().await?;
             tasks.spawn(async move {
                 while let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    connection.send(request).await?.expect(200)?;
+                    import_one(&mut connection, request).await?;
                 }
                 anyhow::Ok(())
             });
@@ -115,6 +117,17 @@ impl Server {
         }
         Ok(())
     }
+}
+
+async fn import_one(connection: &mut Connection, request: &[u8]) -> Result<()> {
+    for _ in 1..IMPORT_TRIES {
+        let answer = connection.send(request).await?;
+        if answer.status == 200 {
+            return Ok(());
+        }
+        eprintln!("fleet: an import was refused with {}, again", answer.status);
+    }
+    connection.send(request).await?.expect(200).map(drop)
 }
 
 fn spawn(wharf: &Path, dir: &Path) -> Result<(Process, u16)> {
