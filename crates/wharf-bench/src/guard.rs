@@ -1,27 +1,13 @@
 //! Proof that the writes which were counted were also synced.
 //!
 //! Without a sync a store is ten times as fast and loses what it acknowledged when the power
-//! goes. Two checks that do not depend on each other refuse such figures: no single writer can be
-//! much faster than the bare disk, and the kernel must have seen a sync for each of its writes.
+//! goes. So the kernel must have seen a sync for each write of a single writer. A comparison of
+//! rates was tried besides and taken back: on a busy machine the disk's own rate falls to a tenth
+//! between two rounds, and honest runs were refused.
 
 use std::{path::Path, process::Command};
 
 use anyhow::{Result, bail};
-
-/// On a busy machine the disk's own rate doubles and halves between two rounds; without syncs a
-/// store is ten times as fast.
-const FASTER_THAN_THE_DISK: f64 = 3.0;
-
-/// Refuses a single writer's rate that the disk cannot have given.
-pub fn check_rate(what: &str, rate: f64, raw_rate: f64) -> Result<()> {
-    if rate > raw_rate * FASTER_THAN_THE_DISK {
-        bail!(
-            "{what} acknowledged {rate:.0} writes a second one after the other, but the disk syncs \
-             {raw_rate:.0} times a second: they were not synced"
-        );
-    }
-    Ok(())
-}
 
 /// Refuses writes of a single writer that had no sync each.
 pub fn check_count(what: &str, acknowledged: u64, syncs: u64) -> Result<()> {
@@ -63,12 +49,6 @@ fn is_sync(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_rate_beyond_the_disk_is_refused() {
-        assert!(check_rate("it", 20_000.0, 4_000.0).is_err());
-        assert!(check_rate("it", 3_900.0, 4_000.0).is_ok());
-    }
 
     #[test]
     fn a_write_without_a_sync_is_refused() {

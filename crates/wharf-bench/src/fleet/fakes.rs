@@ -145,11 +145,14 @@ fn gaps(asked: &[Instant], from: Instant, to: Instant) -> Vec<Duration> {
     gaps
 }
 
-/// All of 127.0.0.0/8 is this machine.
+/// All of 127.0.0.0/8 is this machine. Each process has a part of its own, so that two fleets can
+/// live side by side.
 fn address(number: usize) -> Ipv4Addr {
+    const FIRST: u8 = 44;
+    let part = FIRST + (std::process::id() % 200) as u8;
     let number = number as u32 + 1;
     let [.., high, low] = number.to_be_bytes();
-    Ipv4Addr::new(127, 44, high, low)
+    Ipv4Addr::new(127, part, high, low)
 }
 
 fn identity() -> Result<(TlsAcceptor, String)> {

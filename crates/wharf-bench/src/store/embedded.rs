@@ -30,7 +30,6 @@ pub fn writes(args: &StoreArgs, report: &mut Report) -> Result<()> {
     eprintln!("embedded store: 1 writer, in turn with the bare disk");
     let one = run_writes(args, Keys::Ordered, 1)?;
     let raw = one.raw_record.rate();
-    guard::check_rate("the embedded store", one.store.rate(), raw)?;
     check_synced(args)?;
     eprintln!("embedded store: 16 writers");
     let some = run_writes(args, Keys::Ordered, 16)?;
