@@ -20,6 +20,9 @@ pub struct InstallArgs {
     /// How often clusters are made and steps taken; the median counts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=20))]
     rounds: u8,
+    /// On how many machines steps are taken
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u8).range(1..=50))]
+    hosts: u8,
     #[command(flatten)]
     output: Output,
 }
@@ -30,7 +33,7 @@ enum Part {
     Certificates,
     /// 3+2 machines from bare to Ready with DNS against kubeadm
     Cluster,
-    /// 30 preparation steps on 20 machines against ansible-core
+    /// 30 preparation steps on many machines against ansible-core
     Steps,
 }
 

@@ -1,4 +1,4 @@
-//! Thirty preparation steps on twenty machines, against the same steps by ansible-core.
+//! Thirty preparation steps on many machines, against the same steps by ansible-core.
 //!
 //! Ours is what the installer does: a connection to each machine, and one document that the agent's
 //! program on it carries out. The program is there already, as Python is for Ansible; both have the
@@ -23,23 +23,24 @@ use super::{
 use crate::report::{Report, Row};
 use ansible::Ansible;
 
-const HOSTS: usize = 20;
 const GOAL: f64 = 1.0 / 40.0;
 
 pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
     let ansible = Ansible::ensure()?;
     let binds: Vec<Bind> = ansible::python_binds()?;
-    let bed = machines::start("steps", HOSTS, &binds)?;
+    let bed = machines::start("steps", usize::from(args.hosts), &binds)?;
     let program = machines::preload(&args.output.wharf, bed.hosts())?;
     let (mut ours, mut piped, mut plain, mut loads) = (vec![], vec![], vec![], vec![]);
     for round in 1..=args.rounds {
         eprintln!("steps: round {round} of {}", args.rounds);
         loads.push(machines::load());
-        ours.push(apply(&bed, &program)?);
+        ours.push(tell("ours", apply(&bed, &program)?));
         let made = look(&bed)?;
         remove(&bed, &program)?;
-        for (pipelining, times) in [(true, &mut piped), (false, &mut plain)] {
-            times.push(ansible.play(&bed, pipelining)?);
+        for (name, pipelining, times) in
+            [("Ansible with pipelining", true, &mut piped), ("without", false, &mut plain)]
+        {
+            times.push(tell(name, ansible.play(&bed, pipelining)?));
             ensure!(look(&bed)? == made, "Ansible made something else than we did");
             machines::on_all(bed.hosts(), |_, host| run_script(host, "sh", list::CLEAR, &[]))?;
         }
@@ -54,10 +55,16 @@ pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
         args.build(),
         loads.join(" ")
     );
-    let name = format!("{} steps on {HOSTS} machines", list::COUNT);
+    let name = format!("{} steps on {} machines", list::COUNT, args.hosts);
     let row = Row::cost(&name, median(ours), "ansible-core", piped.min(plain), "s");
     report.add(row.goal(GOAL).detail(detail));
     Ok(())
+}
+
+/// A figure as soon as it is there: the whole takes minutes.
+fn tell(what: &str, seconds: f64) -> f64 {
+    eprintln!("steps: {what}: {seconds:.1} s");
+    seconds
 }
 
 /// Connects to all machines and makes each hold what the document says; seconds.
@@ -133,7 +140,7 @@ fn look_at_all(bed: &TestBed) -> Result<Vec<String>> {
     machines::on_all(bed.hosts(), |_, host| run_script(host, "sh", list::LOOK, &[]))
 }
 
-/// `dir` as a file system that a host sees at the same place.
+/// A path that a host sees at the same place.
 fn bind(path: &Path) -> Bind {
     Bind { source: path.to_owned(), target: path.to_owned(), read_only: true }
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use wharf_testbed::{Bind, TestBed};
 
-use super::{HOSTS, bind, list};
+use super::{bind, list};
 use crate::temp_dir;
 
 const VERSION: &str = "2.19.14";
@@ -46,7 +46,7 @@ impl Ansible {
         std::fs::write(path("steps.yaml"), serde_json::to_vec(&list::playbook())?)?;
         let mut command = Command::new(&self.playbook);
         command.arg("-i").arg(path("hosts")).arg(path("steps.yaml"));
-        command.env("ANSIBLE_FORKS", HOSTS.to_string());
+        command.env("ANSIBLE_FORKS", bed.hosts().len().to_string());
         command.env("ANSIBLE_PIPELINING", if pipelining { "True" } else { "False" });
         command.env("ANSIBLE_HOME", path("home")).env("LC_ALL", "C.UTF-8");
         // A socket's path must be short.
@@ -60,7 +60,7 @@ impl Ansible {
         let seconds = begin.elapsed().as_secs_f64();
         let done = format!("changed={}", list::COUNT);
         let hosts = printed.lines().filter(|line| line.contains(&done)).count();
-        ensure!(hosts == HOSTS, "Ansible changed {hosts} machines:\n{printed}");
+        ensure!(hosts == bed.hosts().len(), "Ansible changed {hosts} machines:\n{printed}");
         Ok(seconds)
     }
 }
