@@ -169,6 +169,13 @@ fn start() -> TestBed {
     let host = &bed.hosts()[0];
     // What a boot still does would be taken for ours.
     host.ssh(&["systemctl", "is-system-running", "--wait"]).unwrap();
+    // So would the route that the kernel adds once it knows that nobody else has the address.
+    wait_for("the host's own IPv6 address", SOON, || {
+        let settled = shell(host, "ip -6 -o addr show dev host0 tentative").is_empty()
+            && !shell(host, "ip -6 -o addr show dev host0 -tentative").is_empty();
+        Ok(settled.then_some(()))
+    })
+    .unwrap();
     std::fs::copy(example("host_apply").unwrap(), host.root().join("srv/host_apply")).unwrap();
     bed
 }
