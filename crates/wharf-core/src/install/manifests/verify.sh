@@ -3,7 +3,8 @@
 
 domain=$1
 pods=$2
-tries=100
+# Two minutes: an answer that lacks a pod may stay in the cache of DNS for half a minute.
+tries=400
 
 attempt() {
     what=$1
