@@ -56,7 +56,17 @@ fn corefile(spec: &ClusterSpec, forward: bool) -> String {
         let servers = servers.collect::<Vec<_>>().join(" ");
         text.push_str(&format!("    forward . {servers}\n    loop\n"));
     }
-    text.push_str("    cache 30\n    reload\n    loadbalance\n}\n");
+    // Names of the cluster are in memory as it is; an answer kept would only be an old one.
+    text.push_str(&format!(
+        "    cache 30 {{
+        disable success {domain}
+        disable denial {domain}
+    }}
+    reload
+    loadbalance
+}}
+"
+    ));
     text
 }
 

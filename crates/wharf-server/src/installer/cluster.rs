@@ -1,6 +1,6 @@
 //! What is done through the cluster's own API: rights, labels, DNS, draining, and the final proof.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::Uri;
 use jiff::Timestamp;
@@ -16,7 +16,7 @@ use wharf_pki::{ClusterPki, Kubeconfig};
 use super::{
     Failure, Outcome,
     converge::{Walk, internal},
-    hosts::all,
+    hosts::{all, persist},
 };
 use crate::engine::Journal;
 
@@ -25,8 +25,6 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
 const READY_DEADLINE: Duration = Duration::from_secs(180);
 /// Budgets and slow shutdowns may hold a drain up; longer than this a person should look.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(300);
-
-const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 const CONTROL_PLANE_TAINT: &str = "node-role.kubernetes.io/control-plane";
 
@@ -74,7 +72,8 @@ pub async fn furnish(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
         for node in nodes {
             let meta = meta(walk, node);
             // A kubelet makes its Node by itself, a moment after its start.
-            persist(READY_DEADLINE, || api.ensure_node_meta(&node.name, &meta)).await?;
+            let ensure = || async { api.ensure_node_meta(&node.name, &meta).await.map_err(failed) };
+            persist(READY_DEADLINE, ensure).await?;
         }
         Ok(())
     };
@@ -128,6 +127,8 @@ pub async fn verify(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
     let image = walk.image("busybox")?;
     let servers = manifests::render_verify_servers(&image, &seen);
     let look = async {
+        // What an interrupted look left may be about to end.
+        api.delete(&servers, ANSWER_DEADLINE).await.map_err(failed)?;
         api.apply(&servers, ANSWER_DEADLINE).await.map_err(failed)?;
         let from = |node: &String| verify_from(walk, &api, &image, node.clone(), seen.len());
         let looked = all(new.iter().map(from).collect()).await;
@@ -195,21 +196,6 @@ async fn drain(
         Failure::on(&node, crate::error::chain(&error))
             .hint("the node stays; free the pods named here or raise their budget, then try again")
     })
-}
-
-/// Tries again until it succeeds or the time is up: the API comes and goes while it starts.
-async fn persist<T, F>(within: Duration, mut attempt: impl FnMut() -> F) -> Outcome<T>
-where
-    F: Future<Output = Result<T, KubeError>>,
-{
-    let end = Instant::now() + within;
-    loop {
-        match attempt().await {
-            Ok(done) => return Ok(done),
-            Err(error) if Instant::now() + LOOK_EVERY > end => return Err(failed(error)),
-            Err(_) => tokio::time::sleep(LOOK_EVERY).await,
-        }
-    }
 }
 
 impl Walk<'_> {

@@ -1,6 +1,10 @@
 //! The hosts of an operation: connections, and the few things that are done on them.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::{StreamExt, stream};
 use serde::de::DeserializeOwned;
@@ -18,6 +22,7 @@ const HOSTS_AT_ONCE: usize = 32;
 /// Uploads at once: each takes the whole line by itself.
 const UPLOADS_AT_ONCE: usize = 5;
 const FACTS_DEADLINE: Duration = Duration::from_secs(30);
+const TRY_EVERY: Duration = Duration::from_millis(200);
 /// A document starts units and imports images; a slow machine takes a minute.
 const APPLY_DEADLINE: Duration = Duration::from_secs(300);
 
@@ -82,6 +87,20 @@ pub async fn all<T, F: Future<Output = Outcome<T>>>(work: Vec<F>) -> Outcome<Vec
     match failure::join(failures.into_iter().filter_map(Result::err).collect()) {
         Some(failure) => Err(failure),
         None => Ok(done.into_iter().filter_map(Result::ok).collect()),
+    }
+}
+
+/// Tries again until it succeeds or the time is up: what has just started comes and goes.
+pub async fn persist<T, F>(within: Duration, mut attempt: impl FnMut() -> F) -> Outcome<T>
+where
+    F: Future<Output = Outcome<T>>,
+{
+    let end = Instant::now() + within;
+    loop {
+        match attempt().await {
+            Err(_) if Instant::now() + TRY_EVERY < end => tokio::time::sleep(TRY_EVERY).await,
+            ended => return ended,
+        }
     }
 }
 

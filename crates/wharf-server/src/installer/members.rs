@@ -12,14 +12,13 @@ use wharf_pki::ClusterPki;
 use super::{
     Failure, Outcome,
     converge::Walk,
-    hosts::{Host, all},
+    hosts::{Host, all, persist},
 };
 
 const ETCDCTL: &str = "/opt/wharf/bin/etcdctl";
 const DEADLINE: Duration = Duration::from_secs(20);
 /// A learner of a small database catches up at once; a large one takes minutes.
-const PROMOTE_TRIES: usize = 120;
-const PROMOTE_EVERY: Duration = Duration::from_secs(1);
+const SETTLE_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Starts the members that do not run yet.
 pub async fn ensure(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
@@ -48,34 +47,31 @@ async fn join(walk: &Walk<'_>, pki: &ClusterPki, node: &NodeSpec) -> Outcome<()>
     let host = host.ok_or_else(|| Failure::on(&node.name, "it is not connected"))?;
     let speaker = speaker(walk, node)?;
     let peer = format!("https://{}:2380", node.address);
-    let known = members(speaker).await?;
-    if !known.iter().any(|member| member.peers.contains(&peer)) {
-        let add = ["member", "add", &node.name, "--learner", "--peer-urls", &peer];
-        etcdctl(speaker, &add).await?;
-    }
+    let journal = &walk.job.journal;
+    // etcd takes no new member while it does not know all others for some seconds.
+    let add = persist(SETTLE_DEADLINE, || add(speaker, &node.name, &peer));
+    journal.step("etcd", host.name(), "add", add).await?;
     walk.apply_to("etcd", host, pki, Stage::Etcd).await?;
-    let promote = promote(speaker, &peer);
-    walk.job.journal.step("etcd", host.name(), "promote", promote).await
+    let promote = persist(SETTLE_DEADLINE, || promote(speaker, &peer));
+    journal.step("etcd", host.name(), "promote", promote).await
+}
+
+async fn add(speaker: &Host, name: &str, peer: &str) -> Outcome<()> {
+    if member(speaker, peer).await?.is_some() {
+        return Ok(());
+    }
+    etcdctl(speaker, &["member", "add", name, "--learner", "--peer-urls", peer]).await.map(|_| ())
 }
 
 async fn promote(speaker: &Host, peer: &str) -> Outcome<()> {
-    let mut last = None;
-    for _ in 0..PROMOTE_TRIES {
-        let member =
-            members(speaker).await?.into_iter().find(|m| m.peers.iter().any(|p| p == peer));
-        let Some(member) = member else {
-            return Err(Failure::on(speaker.name(), format!("etcd has no member {peer}")));
-        };
-        if !member.learner {
-            return Ok(());
+    match member(speaker, peer).await? {
+        None => Err(Failure::on(speaker.name(), format!("etcd has no member {peer}"))),
+        Some(member) if !member.learner => Ok(()),
+        Some(member) => {
+            let id = format!("{:x}", member.id);
+            etcdctl(speaker, &["member", "promote", &id]).await.map(|_| ())
         }
-        match etcdctl(speaker, &["member", "promote", &format!("{:x}", member.id)]).await {
-            Ok(_) => return Ok(()),
-            Err(failure) => last = Some(failure),
-        }
-        tokio::time::sleep(PROMOTE_EVERY).await;
     }
-    Err(last.unwrap_or_else(|| Failure::on(speaker.name(), "the new member did not catch up")))
 }
 
 /// A member that runs already and speaks for the others.
@@ -90,31 +86,26 @@ fn speaker<'a>(walk: &'a Walk<'_>, node: &NodeSpec) -> Outcome<&'a Host> {
     found.ok_or_else(|| Failure::on(&node.name, "no member of etcd can be reached to add it"))
 }
 
+#[derive(Deserialize)]
 struct Member {
+    #[serde(rename = "ID")]
     id: u64,
+    #[serde(rename = "peerURLs", default)]
     peers: Vec<String>,
+    #[serde(rename = "isLearner", default)]
     learner: bool,
 }
 
-async fn members(host: &Host) -> Outcome<Vec<Member>> {
+/// The member with this address among its peers.
+async fn member(host: &Host, peer: &str) -> Outcome<Option<Member>> {
     #[derive(Deserialize)]
     struct List {
-        members: Vec<Listed>,
-    }
-    #[derive(Deserialize)]
-    struct Listed {
-        #[serde(rename = "ID")]
-        id: u64,
-        #[serde(rename = "peerURLs", default)]
-        peers: Vec<String>,
-        #[serde(rename = "isLearner", default)]
-        learner: bool,
+        members: Vec<Member>,
     }
     let text = etcdctl(host, &["member", "list", "-w", "json"]).await?;
     let list: List = serde_json::from_str(&text)
         .map_err(|error| Failure::on(host.name(), format!("the list of members: {error}")))?;
-    let member = |m: Listed| Member { id: m.id, peers: m.peers, learner: m.learner };
-    Ok(list.members.into_iter().map(member).collect())
+    Ok(list.members.into_iter().find(|member| member.peers.iter().any(|other| other == peer)))
 }
 
 async fn etcdctl(host: &Host, arguments: &[&str]) -> Outcome<String> {

@@ -4,6 +4,7 @@
 
 mod bed;
 mod failures;
+mod growth;
 mod import;
 #[path = "../cli/world.rs"]
 #[allow(dead_code)]

@@ -3,7 +3,6 @@
 
 domain=$1
 pods=$2
-# Two minutes: an answer that lacks a pod may stay in the cache of DNS for half a minute.
 tries=400
 
 attempt() {
