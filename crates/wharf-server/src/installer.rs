@@ -23,7 +23,7 @@ use wharf_core::{
     operation::{Leftover, OperationKind},
 };
 
-pub use cluster::connect;
+pub use cluster::{connect, give_back};
 pub use failure::{Failure, Outcome};
 pub use world::{HostPlan, World, plan, preflight};
 
@@ -33,6 +33,7 @@ use crate::{
 };
 
 /// An operation to be carried out.
+#[derive(Clone)]
 pub struct Job {
     pub app: App,
     pub fenced: Fenced,

@@ -172,15 +172,24 @@ impl Keeper {
             delete: work.delete.unwrap_or_default(),
         };
         // A task of its own: a panic in it ends it, not us. It is aborted when we leave.
-        let task = AbortOnDropHandle::new(tokio::spawn(installer::run(job, kind)));
+        let mut task = AbortOnDropHandle::new(tokio::spawn(installer::run(job.clone(), kind)));
         let ended = tokio::select! {
-            done = task => Ended::of(done),
+            done = &mut task => Ended::of(done),
             canceled = self.canceled(record, work) => {
                 canceled?;
+                task.abort();
+                // Nothing of it may happen after what follows.
+                let _ = task.await;
                 Ended::Canceled
             }
             lost = journal.write_for_ever(&self.fenced) => return Err(lost),
         };
+        if kind == OperationKind::Update && !matches!(ended, Ended::Done(_)) {
+            let given_back = installer::give_back(&job).await;
+            if let Err(failure) = given_back {
+                journal.log(format!("nodes may stay cordoned: {}", failure.sentence()));
+            }
+        }
         self.settle(&journal, ended).await
     }
 

@@ -14,7 +14,7 @@ use wharf_kube::{Cluster, KubeError, NodeMeta, Taint};
 use wharf_pki::{ClusterPki, Kubeconfig};
 
 use super::{
-    Failure, Outcome,
+    Failure, Job, Outcome,
     converge::{Walk, internal},
     hosts::{all, persist},
 };
@@ -25,6 +25,11 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
 const READY_DEADLINE: Duration = Duration::from_secs(180);
 /// Budgets and slow shutdowns may hold a drain up; longer than this a person should look.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(300);
+
+/// A cancel settles within 10 s, also when the cluster is silent.
+const UNCORDON_DEADLINE: Duration = Duration::from_secs(5);
+/// So the cordons of removals are marked.
+const CORDON_OWNER: &str = "wharf";
 
 const CONTROL_PLANE_TAINT: &str = "node-role.kubernetes.io/control-plane";
 
@@ -165,23 +170,29 @@ pub async fn take_out(walk: &Walk<'_>, pki: &ClusterPki, node: &NodeRecord) -> O
     }
     let api = api(walk, pki)?;
     let name = &node.spec.name;
-    let policy = Policy::removal("wharf", Timestamp::now() + DRAIN_DEADLINE);
-    // A task of its own: when the update is canceled and this future is dropped, the drain still
-    // takes its cordon back.
-    let cancel = CancellationToken::new();
-    let _canceled_when_dropped = cancel.clone().drop_guard();
-    let drain = drain(api.clone(), name.clone(), policy, cancel, walk.job.journal.clone());
-    tokio::spawn(drain).await.map_err(internal)??;
+    let policy = Policy::removal(CORDON_OWNER, Timestamp::now() + DRAIN_DEADLINE);
+    drain(&api, name, &policy, &walk.job.journal).await?;
     api.delete_node(name).await.map(|_| ()).map_err(failed)
 }
 
-async fn drain(
-    api: Cluster,
-    node: String,
-    policy: Policy,
-    cancel: CancellationToken,
-    journal: Journal,
-) -> Outcome<()> {
+/// After an update that did not get there: the nodes that were to leave stay, without the cordon
+/// that this run left on them, or one before a restart.
+pub async fn give_back(job: &Job) -> Outcome<()> {
+    let record = job.record().await?;
+    let leaving = record.nodes.keys().filter(|name| record.spec.node(name).is_none());
+    let Some(pki) = job.vault().await?.pki else { return Ok(()) };
+    let api = connect(&pki, &record.spec)?;
+    let uncordon = async |name: &String| {
+        let uncordon = tokio::time::timeout(UNCORDON_DEADLINE, api.uncordon(name, CORDON_OWNER));
+        match uncordon.await {
+            Ok(result) => result.map(drop).map_err(failed),
+            Err(_) => Err(Failure::on(name, "the cluster did not answer; it may stay cordoned")),
+        }
+    };
+    all(leaving.map(uncordon).collect()).await.map(drop)
+}
+
+async fn drain(api: &Cluster, node: &str, policy: &Policy, journal: &Journal) -> Outcome<()> {
     let mut told = String::new();
     let tell = |report: &Report| {
         let waiting: Vec<String> = report.waiting.iter().map(ToString::to_string).collect();
@@ -191,9 +202,11 @@ async fn drain(
             told = text;
         }
     };
-    let drained = wharf_kube::drain::run(&api, &node, &policy, &cancel, tell).await;
+    // A cancel drops this future; what it left on the node is then given back.
+    let never = CancellationToken::new();
+    let drained = wharf_kube::drain::run(api, node, policy, &never, tell).await;
     drained.map(|_| ()).map_err(|error| {
-        Failure::on(&node, crate::error::chain(&error))
+        Failure::on(node, crate::error::chain(&error))
             .hint("the node stays; free the pods named here or raise their budget, then try again")
     })
 }

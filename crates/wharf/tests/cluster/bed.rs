@@ -5,6 +5,7 @@
 use std::{path::PathBuf, process::Command, time::Duration};
 
 use serde_json::{Value, json};
+use wharf_bundle::{Bundle, cache::Cache};
 use wharf_testbed::{Host, Options, TestBed};
 
 use crate::world::{Ran, World};
@@ -101,6 +102,21 @@ impl Bed {
         let _tunnel = self.host(worker).tunnel(port, 6444).unwrap();
         let server = format!("https://127.0.0.1:{port}");
         self.kubectl(cluster, &[&["--server", &server], args].concat())
+    }
+
+    /// Makes these objects, as `kubectl apply` does.
+    pub fn apply(&self, cluster: &str, objects: &[Value]) {
+        let file = self.world.path("objects.json");
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        std::fs::write(&file, list.to_string()).unwrap();
+        self.kubectl(cluster, &["apply", "-f", &file.display().to_string()]).unwrap();
+    }
+
+    /// The full name of an image of the bundle.
+    pub fn image(&self, component: &str) -> String {
+        let dir = Cache::from_env().unwrap().default_bundle_dir();
+        let bundle = Bundle::open(&dir).unwrap();
+        bundle.image_of(component).unwrap().0.to_owned()
     }
 
     /// The bundle's kubectl with the administrator's rights.

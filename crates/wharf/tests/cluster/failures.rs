@@ -1,6 +1,4 @@
-//! What goes wrong on the way: the server dies, a user changes their mind, machines are bad.
-
-use std::{collections::BTreeSet, time::Duration};
+//! What goes wrong on the way: a user changes their mind, machines are bad.
 
 use serde_json::{Value, json};
 use wharf_testbed::wait_for;
@@ -8,64 +6,9 @@ use wharf_testbed::wait_for;
 use crate::{
     CONTROL, WORKER,
     bed::{Bed, DEADLINE, inventory},
+    kills::SETTLED,
     nodes_ready,
 };
-
-/// The phases of an operation with their states.
-fn phases(operation: &Value) -> Vec<(String, String)> {
-    let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let phases = operation["phases"].as_array().unwrap();
-    phases.iter().map(|phase| (text(&phase["name"]), text(&phase["state"]))).collect()
-}
-
-fn running_phase(operation: &Value) -> Option<String> {
-    phases(operation).into_iter().find(|(_, state)| state == "running").map(|(name, _)| name)
-}
-
-#[test]
-fn a_create_goes_on_after_the_server_was_killed_in_every_phase() {
-    let mut bed = Bed::start("kill", 2);
-    let wish = bed.wish("kill", &[("node1", CONTROL), ("node2", WORKER)]);
-    bed.send(&["create", "--no-wait"], &wish).ok();
-    let mut killed_in: BTreeSet<String> = BTreeSet::new();
-    let ended = wait_for("the create to end", DEADLINE, || {
-        let operations = bed.operations("kill");
-        assert_eq!(operations.len(), 1, "a restart begins no second operation: {operations:?}");
-        if operations[0]["state"] != "running" {
-            return Ok(Some(operations[0].clone()));
-        }
-        if let Some(phase) = running_phase(&operations[0])
-            && killed_in.insert(phase)
-        {
-            bed.world.kill_server();
-            bed.start_server();
-        }
-        Ok(None)
-    })
-    .unwrap();
-    assert_eq!(ended["state"], "succeeded", "killed in {killed_in:?}: {}", ended["error"]);
-    // Phases that end within one look cannot be hit; most are longer.
-    assert!(killed_in.len() >= 4, "{killed_in:?}");
-    assert_eq!(bed.status("kill"), "Running");
-    assert_eq!(nodes_ready(&bed, "kill"), 2);
-    assert_eq!(created_events(&bed, "kill"), 1);
-
-    // A delete too: half done it never comes back as finished.
-    bed.world.local(&["cluster", "delete", "kill", "--yes", "--no-wait"]).ok();
-    bed.world.kill_server();
-    bed.start_server();
-    wait_for("the cluster to be gone", DEADLINE, || {
-        Ok((bed.world.local(&["cluster", "show", "kill"]).exit == 3).then_some(()))
-    })
-    .unwrap();
-}
-
-/// How often the cluster was announced.
-fn created_events(bed: &Bed, cluster: &str) -> usize {
-    let events = bed.world.local(&["events", "-o", "json"]).ok().stdout;
-    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    events.filter(|e| e["type"] == "cluster.created" && e["cluster"] == cluster).count()
-}
 
 #[test]
 fn a_canceled_create_settles_at_once_and_goes_on_with_the_same_authority() {
@@ -82,8 +25,7 @@ fn a_canceled_create_settles_at_once_and_goes_on_with_the_same_authority() {
     // Even while a host hangs, a cancel is over within 10 s.
     bed.host("node2").pause().unwrap();
     bed.world.local(&["cluster", "cancel", "cancel"]).ok();
-    let settled = Duration::from_secs(10);
-    wait_for("the cancel to settle", settled, || {
+    wait_for("the cancel to settle", SETTLED, || {
         Ok((bed.status("cancel") == "CreateFailed").then_some(()))
     })
     .unwrap();

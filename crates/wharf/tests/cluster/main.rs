@@ -6,6 +6,7 @@ mod bed;
 mod failures;
 mod growth;
 mod import;
+mod kills;
 #[path = "../cli/world.rs"]
 #[allow(dead_code)]
 mod world;
