@@ -32,7 +32,7 @@ mod testing;
 mod tests;
 pub mod units;
 
-pub use apply::apply;
+pub use apply::{apply, import};
 pub use remove::remove;
 pub use root::{Commands, Ran, Root};
 
@@ -44,14 +44,23 @@ const DOCUMENT_LIMIT: u64 = 64 * 1024 * 1024;
 /// `wharf agent host apply`: a document on standard input, its report as one line on standard
 /// output. Fails when the report has a failure.
 pub fn run_apply(dry_run: bool) -> ExitCode {
+    run(|document| apply(&Root::machine(), document, dry_run))
+}
+
+fn run(carry_out: impl Fn(&HostDocument) -> HostReport) -> ExitCode {
     let report = match read_document(io::stdin().lock()) {
-        Ok(document) => apply(&Root::machine(), &document, dry_run),
+        Ok(document) => carry_out(&document),
         Err(error) => {
             let failure = Some(failure("read the document", error.to_string()));
             HostReport { failure, ..HostReport::default() }
         }
     };
     print(&report, report.failure.is_none())
+}
+
+/// `wharf agent host import`: the same for the images of a document alone.
+pub fn run_import() -> ExitCode {
+    run(|document| import(&Root::machine(), document))
 }
 
 /// `wharf agent host remove`: prints a [`RemovalReport`](wharf_core::install::host::RemovalReport)

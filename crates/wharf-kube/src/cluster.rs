@@ -216,19 +216,19 @@ impl Cluster {
     }
 
     /// Looks again and again until `look` says that it is so; its `Err` says what is missing.
-    pub(crate) async fn wait_until<F>(
+    pub(crate) async fn wait_until<T, F>(
         &self,
         what: impl Into<String>,
         within: Duration,
         mut look: impl FnMut() -> F,
-    ) -> Result<()>
+    ) -> Result<T>
     where
-        F: Future<Output = Result<std::result::Result<(), Vec<String>>>>,
+        F: Future<Output = Result<std::result::Result<T, Vec<String>>>>,
     {
         let end = Instant::now() + within;
         loop {
             let last = match look().await {
-                Ok(Ok(())) => return Ok(()),
+                Ok(Ok(there)) => return Ok(there),
                 Ok(Err(missing)) => missing,
                 Err(error) if error.is_transient() => vec![error.to_string()],
                 Err(error) => return Err(error),

@@ -32,4 +32,4 @@ pub use evict::Eviction;
 pub use kubeconfig::KubeconfigError;
 pub use node::{NodeMeta, Taint};
 pub use observe::{Capacity, NodeObservation, Resources, Usage, sum_capacity};
-pub use workload::{PodObservation, PodRun};
+pub use workload::{ContainerEnd, PodObservation};

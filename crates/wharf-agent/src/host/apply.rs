@@ -31,6 +31,14 @@ pub fn apply(root: &Root, document: &HostDocument, dry_run: bool) -> HostReport 
     applying.report
 }
 
+/// Imports the images of a document whose containerd runs already. It needs nothing else of the
+/// host, so it may run beside [`apply`].
+pub fn import(root: &Root, document: &HostDocument) -> HostReport {
+    let mut applying = Applying { root, document, dry_run: false, report: HostReport::default() };
+    let imported = applying.import_images(&mut Checked::load(root));
+    HostReport { failure: imported.err(), ..applying.report }
+}
+
 struct Applying<'a> {
     root: &'a Root,
     document: &'a HostDocument,
@@ -112,12 +120,12 @@ impl<'a> Applying<'a> {
             } else {
                 (Vec::new(), starts.to_vec())
             };
-        let result = self
-            .start_units(&first)
-            .and_then(|()| {
-                if containerd_wanted { self.import_images(observed, checked) } else { Ok(()) }
-            })
-            .and_then(|()| self.start_units(&rest));
+        let result =
+            self.start_units(&first)
+                .and_then(|()| {
+                    if containerd_wanted { self.find_images(observed, checked) } else { Ok(()) }
+                })
+                .and_then(|()| self.start_units(&rest));
         let names: Vec<&str> = self.document.units.iter().map(|unit| unit.name.as_str()).collect();
         let now = if self.report.changes.is_empty() || self.dry_run {
             Ok(observed.units.clone())
@@ -146,7 +154,7 @@ impl<'a> Applying<'a> {
         if self.dry_run { Ok(()) } else { units::start(self.root, starts) }
     }
 
-    fn import_images(
+    fn find_images(
         &mut self,
         observed: &Observed,
         checked: &mut Checked,
@@ -163,6 +171,11 @@ impl<'a> Applying<'a> {
             }
             return Ok(());
         }
+        self.import_images(checked)?;
+        if self.dry_run { Ok(()) } else { checked.store(self.root) }
+    }
+
+    fn import_images(&mut self, checked: &mut Checked) -> Result<(), HostFailure> {
         let missing = decide::decide_images(self.document, &images::present(self.root)?);
         if missing.is_empty() {
             return Ok(());
@@ -183,7 +196,6 @@ impl<'a> Applying<'a> {
         if self.dry_run {
             return Ok(());
         }
-        checked.store(self.root)?;
         let still_missing = decide::decide_images(self.document, &images::present(self.root)?);
         match still_missing.first() {
             None => Ok(()),

@@ -286,7 +286,11 @@ pub(crate) fn source(bundled: &Bundled, observed: &Observed, dry_run: bool) -> O
 
 pub(crate) fn absent_from_bundle(paths: &[&str]) -> HostFailure {
     let message = format!("not on the host, or not with the right checksum: {}", paths.join(", "));
-    failure("find files of the bundle", message).hint("upload them again")
+    failure("find files of the bundle", message).hint(format!(
+        "remove what is damaged from {} or {}/files on the host, then try again: it is uploaded",
+        place::PRELOADED,
+        place::PROGRAMS
+    ))
 }
 
 /// Whether there is something to do at this path; an error if what is there is not ours.

@@ -46,10 +46,7 @@ pub fn present(root: &Root) -> Result<BTreeSet<String>, HostFailure> {
 /// Imports the image's archive, which lies at `path`.
 pub fn import(root: &Root, image: &Image, path: &str) -> Result<(), HostFailure> {
     let step = format!("import image {}", image.name);
-    succeeded(&step, ctr(root, &["images", "import", path], IMPORT_DEADLINE))?;
-    // Kubelet must not collect it: there may be no registry to get it from again.
-    let pin = ["images", "label", &image.name, "io.cri-containerd.pinned=pinned"];
-    succeeded(&step, ctr(root, &pin, ANSWER_DEADLINE)).map(drop)
+    succeeded(&step, ctr(root, &["images", "import", "--local", path], IMPORT_DEADLINE)).map(drop)
 }
 
 fn ctr(root: &Root, arguments: &[&str], deadline: Duration) -> std::io::Result<super::root::Ran> {

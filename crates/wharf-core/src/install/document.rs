@@ -24,19 +24,17 @@ pub type BundleIndex = BTreeMap<String, Bundled>;
 /// How far an installation has come. Each stage starts more units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Kernel, files, containerd, images, the agent.
+    /// Kernel, files, containerd, the agent.
     Prepare,
     Etcd,
     Apiserver,
-    /// Controller-manager and scheduler, which end while the API is away.
-    Controllers,
-    /// Kubelet and kube-proxy: the host becomes a node.
+    /// What needs an API that answers: controller-manager and scheduler, kubelet and kube-proxy.
+    /// With its images the host becomes a node.
     Node,
 }
 
 impl Stage {
-    pub const ALL: [Stage; 5] =
-        [Stage::Prepare, Stage::Etcd, Stage::Apiserver, Stage::Controllers, Stage::Node];
+    pub const ALL: [Stage; 4] = [Stage::Prepare, Stage::Etcd, Stage::Apiserver, Stage::Node];
 }
 
 /// Everything that decides on the document of one host.
@@ -111,7 +109,7 @@ pub fn host_document(input: &DocumentInput<'_>) -> Result<HostDocument, Document
         directories: common_directories().chain(own.cloned()).collect(),
         files,
         links: Vec::new(),
-        images: input.images.to_vec(),
+        images: if input.stage == Stage::Node { input.images.to_vec() } else { Vec::new() },
         units: components.iter().map(|component| unit(component, input.stage)).collect(),
         grown: grown(input.facts),
     })

@@ -80,32 +80,34 @@ pub fn render_rbac() -> String {
     include_str!("manifests/rbac.yaml").to_owned()
 }
 
-/// One pod on each of these nodes that answers over HTTP, a Service before them, and one that names
-/// them all. For the time of a verification.
-pub fn render_verify_servers(image: &str, nodes: &[String]) -> String {
+/// For the time of a verification: one pod on each of these nodes, a Service before them, and one
+/// that names them all.
+///
+/// Each pod has a container that answers over HTTP and one ([`VERIFY_CLIENT`]) that asks for names,
+/// for all pods and for the Service, and ends: well, or with a log that says what did not work.
+pub fn render_verification(spec: &ClusterSpec, image: &str, nodes: &[String]) -> String {
+    let pods = nodes.len().to_string();
     let pod = |node: &String| {
-        let name = format!("wharf-verify-on-{node}");
-        let values = [("name", name.as_str()), ("node", node), ("image", image)];
-        fill(include_str!("manifests/verify_server.yaml"), &values)
-    };
-    let services = include_str!("manifests/verify_services.yaml").to_owned();
-    std::iter::once(services).chain(nodes.iter().map(pod)).collect::<Vec<_>>().join("\n---\n")
-}
-
-/// A pod on a node that asks for names, for all `pods` of [`render_verify_servers`] and for their
-/// Service, and ends: well, or with a log that says what did not work.
-pub fn render_verify_client(spec: &ClusterSpec, image: &str, node: &str, pods: usize) -> String {
-    fill(
-        include_str!("manifests/verify_client.yaml"),
-        &[
-            ("name", &format!("wharf-verify-from-{node}")),
+        let values = [
+            ("name", &*verify_pod(node)),
             ("node", node),
             ("image", image),
             ("script", include_str!("manifests/verify.sh")),
             ("domain", &spec.cluster_domain),
-            ("pods", &pods.to_string()),
-        ],
-    )
+            ("pods", &pods),
+        ];
+        fill(include_str!("manifests/verify_pod.yaml"), &values)
+    };
+    let ground = include_str!("manifests/verify_ground.yaml").to_owned();
+    std::iter::once(ground).chain(nodes.iter().map(pod)).collect::<Vec<_>>().join("\n---\n")
+}
+
+/// The container whose end is the verdict.
+pub const VERIFY_CLIENT: &str = "client";
+
+/// The name of the verifying pod on a node.
+pub fn verify_pod(node: &str) -> String {
+    format!("wharf-verify-on-{node}")
 }
 
 /// Puts values, in quotes, where a text names them.
@@ -205,17 +207,18 @@ mod tests {
     #[test]
     fn the_verifying_pod_has_its_script_and_its_node() {
         let nodes = ["n1".to_owned(), "n2".to_owned()];
-        let servers = documents(&render_verify_servers("wharf.dev/busybox:1", &nodes));
-        let pods = servers.iter().filter(|document| document["kind"] == "Pod");
-        let on: Vec<&str> = pods.map(|pod| pod["spec"]["nodeName"].as_str().unwrap()).collect();
+        let rendered = render_verification(&spec(), "wharf.dev/busybox:1", &nodes);
+        let documents = documents(&rendered);
+        let pods: Vec<&Value> = documents.iter().filter(|d| d["kind"] == "Pod").collect();
+        let on: Vec<&str> = pods.iter().map(|p| p["spec"]["nodeName"].as_str().unwrap()).collect();
         assert_eq!(on, nodes);
-        assert_eq!(servers.iter().filter(|d| d["kind"] == "Service").count(), 2);
-        let client = documents(&render_verify_client(&spec(), "wharf.dev/busybox:1", "n1", 3));
-        let pod = find(&client, "Pod");
-        assert_eq!(pod["spec"]["nodeName"], "n1");
-        let command = &pod["spec"]["containers"][0]["command"];
+        assert_eq!(documents.iter().filter(|d| d["kind"] == "Service").count(), 2);
+        assert_eq!(pods[0]["metadata"]["name"], verify_pod("n1"));
+        let client = &pods[0]["spec"]["containers"][1];
+        assert_eq!(client["name"], VERIFY_CLIENT);
+        let command = &client["command"];
         assert_eq!(command[2], include_str!("manifests/verify.sh"));
-        assert_eq!((&command[4], &command[5]), (&"cluster.local".into(), &"3".into()));
+        assert_eq!((&command[4], &command[5]), (&"cluster.local".into(), &"2".into()));
     }
 
     #[test]
@@ -233,8 +236,7 @@ mod tests {
         for text in [
             render_coredns(&spec, "image", true),
             render_metrics_server("image", "pem"),
-            render_verify_servers("image", &["n1".to_owned()]),
-            render_verify_client(&spec, "image", "n1", 1),
+            render_verification(&spec, "image", &["n1".to_owned()]),
         ] {
             assert!(!text.contains("{{") && !text.contains("\"\"\n"), "{text}");
         }

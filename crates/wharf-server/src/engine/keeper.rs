@@ -312,7 +312,7 @@ impl Ended {
             Ended::Failed(failure) => {
                 record.state = OperationState::Failed;
                 record.error = Some(failure.sentence());
-                record.hint.clone_from(&failure.hint);
+                record.hint = failure.hint.clone().or_else(|| next_step(record));
                 record.log(now, format!("failed: {}", failure.sentence()));
             }
             Ended::Canceled => {
@@ -327,6 +327,17 @@ impl Ended {
         };
         record.phases.iter_mut().for_each(|phase| over(&mut phase.state));
         record.steps.iter_mut().for_each(|step| over(&mut step.state));
+    }
+}
+
+/// What to do about a failure that says no more than what happened.
+fn next_step(record: &OperationRecord) -> Option<String> {
+    let cluster = &record.cluster;
+    let again = format!("mend what is said here, then go on with `wharf cluster update {cluster}`");
+    match record.kind {
+        OperationKind::Create => Some(format!("{again}, or delete the cluster")),
+        OperationKind::Update => Some(again),
+        OperationKind::Delete => None,
     }
 }
 

@@ -53,24 +53,15 @@ pub async fn wait_until_it_answers(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome
     walk.job.journal.step("controlplane", "", "wait for the API", wait).await
 }
 
-/// Rights, labels, pod addresses, DNS and metrics.
+/// Rights, labels, pod addresses and DNS.
 pub async fn furnish(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
     let api = api(walk, pki)?;
     let journal = &walk.job.journal;
     let spec = &walk.world.spec;
     let forward = walk.facts.values().any(|facts| facts.resolves_outside);
-    let mut texts = vec![manifests::render_rbac()];
-    texts.push(manifests::render_coredns(spec, &walk.image("coredns")?, forward));
-    let metrics = walk.image("metrics-server")?;
-    texts.push(manifests::render_metrics_server(&metrics, &pki.kubernetes_ca.cert_pem));
-    let apply = async {
-        let applied = api.apply(&texts.join("\n---\n"), ANSWER_DEADLINE).await.map_err(failed)?;
-        if !applied.changed.is_empty() {
-            journal.log(format!("applied {}", applied.changed.join(", ")));
-        }
-        Ok(())
-    };
-    journal.step("cluster", "", "apply manifests", apply).await?;
+    let coredns = manifests::render_coredns(spec, &walk.image("coredns")?, forward);
+    let texts = [manifests::render_rbac(), coredns];
+    apply(walk, &api, "cluster", &texts.join("\n---\n")).await?;
     let nodes: Vec<&NodeSpec> =
         spec.nodes.iter().filter(|node| walk.hosts.contains_key(&node.name)).collect();
     let label = async {
@@ -83,6 +74,25 @@ pub async fn furnish(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
         Ok(())
     };
     journal.step("cluster", "", "label nodes", label).await
+}
+
+/// What a cluster is complete with, but can do without: the usage of nodes and pods.
+pub async fn extend(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
+    let image = walk.image("metrics-server")?;
+    let text = manifests::render_metrics_server(&image, &pki.kubernetes_ca.cert_pem);
+    apply(walk, &api(walk, pki)?, "addons", &text).await
+}
+
+async fn apply(walk: &Walk<'_>, api: &Cluster, phase: &str, manifests: &str) -> Outcome<()> {
+    let journal = &walk.job.journal;
+    let apply = async {
+        let applied = api.apply(manifests, ANSWER_DEADLINE).await.map_err(failed)?;
+        if !applied.changed.is_empty() {
+            journal.log(format!("applied {}", applied.changed.join(", ")));
+        }
+        Ok(())
+    };
+    journal.step(phase, "", "apply manifests", apply).await
 }
 
 /// The labels, taints and pod addresses that a node's Node shall have.
@@ -124,42 +134,39 @@ pub async fn verify(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
         return Ok(());
     }
     let ready = async { api.wait_nodes_ready(&new, READY_DEADLINE).await.map_err(failed) };
-    journal.step("verify", "", "nodes are Ready", ready).await?;
+    let ready = journal.step("verify", "", "nodes are Ready", ready);
     let dns = api.wait_deployment_ready(manifests::NAMESPACE, manifests::COREDNS, READY_DEADLINE);
     let dns = async { dns.await.map_err(failed) };
-    journal.step("verify", "", "DNS is ready", dns).await?;
+    let dns = journal.step("verify", "", "DNS is ready", dns);
     let seen: Vec<String> = new.iter().chain(old.first()).cloned().collect();
-    let image = walk.image("busybox")?;
-    let servers = manifests::render_verify_servers(&image, &seen);
+    let pods = manifests::render_verification(&walk.world.spec, &walk.image("busybox")?, &seen);
     let look = async {
         // What an interrupted look left may be about to end.
-        api.delete(&servers, ANSWER_DEADLINE).await.map_err(failed)?;
-        api.apply(&servers, ANSWER_DEADLINE).await.map_err(failed)?;
-        let from = |node: &String| verify_from(walk, &api, &image, node.clone(), seen.len());
-        let looked = all(new.iter().map(from).collect()).await;
-        api.delete(&servers, ANSWER_DEADLINE).await.map_err(failed)?;
+        api.delete(&pods, ANSWER_DEADLINE).await.map_err(failed)?;
+        api.apply(&pods, ANSWER_DEADLINE).await.map_err(failed)?;
+        let looked = all(new.iter().map(|node| verdict(&api, node)).collect()).await;
+        api.delete(&pods, ANSWER_DEADLINE).await.map_err(failed)?;
         looked.map(|_| ())
     };
-    journal.step("verify", "", "pods and Services are reached", look).await
+    let look = journal.step("verify", "", "pods and Services are reached", look);
+    let (ready, dns, looked) = tokio::join!(ready, dns, look);
+    ready.and(dns).and(looked)
 }
 
-async fn verify_from(
-    walk: &Walk<'_>,
-    api: &Cluster,
-    image: &str,
-    node: String,
-    pods: usize,
-) -> Outcome<()> {
-    let pod = manifests::render_verify_client(&walk.world.spec, image, &node, pods);
-    let run = api.run_pod_to_completion(&pod, READY_DEADLINE).await.map_err(failed)?;
-    if run.succeeded {
+/// What the pod on a node says of the cluster's network.
+async fn verdict(api: &Cluster, node: &str) -> Outcome<()> {
+    let pod = manifests::verify_pod(node);
+    let (namespace, container) = (manifests::NAMESPACE, manifests::VERIFY_CLIENT);
+    let end = api.wait_container_end(namespace, &pod, container, READY_DEADLINE).await;
+    let end = end.map_err(|error| Failure { host: node.to_owned(), ..failed(error) })?;
+    if end.exit_code == 0 {
         return Ok(());
     }
     let hint = "look at the firewall between the machines and at the logs of wharf-agent there";
     Err(Failure {
-        exit_code: run.exit_code,
-        stderr_tail: Some(run.log.trim().to_owned()),
-        ..Failure::on(&node, "a pod cannot use the cluster's network").hint(hint)
+        exit_code: Some(end.exit_code),
+        stderr_tail: Some(end.log.trim().to_owned()),
+        ..Failure::on(node, "a pod cannot use the cluster's network").hint(hint)
     })
 }
 

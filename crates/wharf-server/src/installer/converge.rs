@@ -21,24 +21,26 @@ use wharf_pki::ClusterPki;
 use wharf_store::Txn;
 
 use super::{
-    Done, Failure, Job, Outcome, cluster, delete,
+    Done, Failure, Job, Outcome, cluster, delete, failure,
     hosts::{Host, all, upload_permits},
     members,
     world::{HostPlan, World, all_changes, bundled_files, judge},
 };
 use crate::vault;
 
-const PHASES: [&str; 11] = [
+const PHASES: [&str; 13] = [
     "connect",
     "preflight",
     "certificates",
     "upload",
     "prepare",
+    "images",
     "etcd",
     "controlplane",
     "nodes",
     "cluster",
     "verify",
+    "addons",
     "remove",
 ];
 
@@ -77,11 +79,20 @@ async fn converge(job: &Job) -> Outcome<Done> {
     let pki = journal.phase("certificates", walk.certificates()).await?;
     journal.phase("upload", walk.upload(&pki)).await?;
     journal.phase("prepare", walk.apply("prepare", &pki, Stage::Prepare, |_| true)).await?;
-    journal.phase("etcd", members::ensure(&walk, &pki)).await?;
-    journal.phase("controlplane", walk.controlplane(&pki)).await?;
+    let images = journal.phase("images", walk.import(&pki));
+    let control = async {
+        journal.phase("etcd", members::ensure(&walk, &pki)).await?;
+        journal.phase("controlplane", walk.controlplane(&pki)).await
+    };
+    let (images, control) = tokio::join!(images, control);
+    let failures = [images.err(), control.err()].into_iter().flatten().collect();
+    if let Some(failure) = failure::join(failures) {
+        return Err(failure);
+    }
     journal.phase("nodes", walk.join(&pki)).await?;
     journal.phase("cluster", cluster::furnish(&walk, &pki)).await?;
     journal.phase("verify", cluster::verify(&walk, &pki)).await?;
+    journal.phase("addons", cluster::extend(&walk, &pki)).await?;
     walk.settle().await?;
     let leftovers = journal.phase("remove", walk.remove(&pki)).await?;
     Ok(Done { leftovers })
@@ -289,11 +300,21 @@ impl Walk<'_> {
         Ok(report)
     }
 
+    /// Brings images to the hosts that are no nodes yet.
+    async fn import(&self, pki: &ClusterPki) -> Outcome<()> {
+        let import = async |host: &Host| {
+            let document = self.document(host, pki, Stage::Node)?;
+            let import = host.import(&document, &self.world.supply.wharf);
+            self.job.journal.step("images", host.name(), "import", import).await
+        };
+        let hosts = self.hosts.values().filter(|host| !self.is_installed(host.name()));
+        all(hosts.map(import).collect()).await.map(|_| ())
+    }
+
     async fn controlplane(&self, pki: &ClusterPki) -> Outcome<()> {
         let is_control = |node: &NodeSpec| node.is(NodeRole::Controlplane);
         self.apply("controlplane", pki, Stage::Apiserver, is_control).await?;
-        cluster::wait_until_it_answers(self, pki).await?;
-        self.apply("controlplane", pki, Stage::Controllers, is_control).await
+        cluster::wait_until_it_answers(self, pki).await
     }
 
     /// New hosts become nodes; those that are there learn of them.

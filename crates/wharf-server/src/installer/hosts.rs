@@ -50,7 +50,9 @@ impl Reach<'_> {
 
     fn target(&self, node: &NodeSpec) -> Outcome<Target> {
         let pinned = self.known.get(&node.name).filter(|known| known.spec.address == node.address);
-        let pinned = pinned.and_then(|known| known.host_key.as_ref()).or(node.host_key.as_ref());
+        let pinned = pinned.and_then(|known| known.host_key.as_ref());
+        // A key that the user gives replaces one that was pinned: the machine was installed anew.
+        let pinned = node.host_key.as_ref().or(pinned);
         let pinned = pinned
             .map(|text| HostKey::parse(text))
             .transpose()
@@ -166,6 +168,11 @@ impl Host {
     /// Makes the host as the document says.
     pub async fn apply(&self, document: &HostDocument, wharf: &Bundled) -> Outcome<HostReport> {
         self.agent(wharf, &["agent", "host", "apply"], document).await
+    }
+
+    /// Imports the images of a document, which may be done beside [`Self::apply`].
+    pub async fn import(&self, document: &HostDocument, wharf: &Bundled) -> Outcome<HostReport> {
+        self.agent(wharf, &["agent", "host", "import"], document).await
     }
 
     /// What [`Self::apply`] would do.

@@ -55,6 +55,8 @@ enum HostCommand {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Import the images of the document on standard input; the report is one line of JSON
+    Import,
     /// Take away everything that was put on this machine; the report is one line of JSON
     Remove {
         /// Only report what would be done
@@ -72,6 +74,7 @@ pub fn run(args: AgentArgs, wish: &Wish) -> anyhow::Result<ExitCode> {
         Some(AgentCommand::Host { command: HostCommand::Apply { dry_run } }) => {
             return Ok(host::run_apply(dry_run));
         }
+        Some(AgentCommand::Host { command: HostCommand::Import }) => return Ok(host::run_import()),
         Some(AgentCommand::Host { command: HostCommand::Remove { dry_run } }) => {
             return Ok(host::run_remove(dry_run));
         }

@@ -6,7 +6,7 @@ use crate::cluster::{NetworkPlugin, RegistrySpec};
 use crate::install::{
     document::{DocumentError, DocumentInput, Stage},
     facts::HostFacts,
-    host::{Directory, File},
+    host::{Directory, File, Image},
 };
 
 use super::{
@@ -93,7 +93,9 @@ fn cni_places(plugin: &NetworkPlugin) -> (&'static str, Vec<&'static str>) {
 
 fn render_config(input: &DocumentInput<'_>) -> Result<String, DocumentError> {
     let facts = input.facts;
-    let sandbox = input.image(SANDBOX_IMAGE)?;
+    input.image(SANDBOX_IMAGE)?;
+    // Kubelet must not collect them: there may be no registry to get them from again.
+    let pinned: String = input.images.iter().map(pinned_image).collect();
     let (conf_dir, bin_dirs) = cni_places(&input.spec.network.plugin);
     let bin_dirs: Vec<String> = bin_dirs.into_iter().map(quoted).collect();
     Ok(format!(
@@ -108,8 +110,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
 
 [plugins."io.containerd.cri.v1.images"]
   [plugins."io.containerd.cri.v1.images".pinned_images]
-    sandbox = {sandbox}
-  [plugins."io.containerd.cri.v1.images".registry]
+{pinned}  [plugins."io.containerd.cri.v1.images".registry]
     config_path = {registries}
 
 [plugins."io.containerd.cri.v1.runtime"]
@@ -127,13 +128,19 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
 "#,
         root = quoted(&root_directory(facts)),
         socket = quoted(SOCKET),
-        sandbox = quoted(&sandbox.name),
         registries = quoted(REGISTRIES),
         restrict = !facts.sys_resource,
         bin_dirs = bin_dirs.join(", "),
         conf_dir = quoted(conf_dir),
         systemd = systemd_cgroups(facts),
     ))
+}
+
+/// containerd knows the sandbox's image by its key; the keys of others are free.
+fn pinned_image(image: &Image) -> String {
+    let name = image.name.rsplit_once(':').map_or(image.name.as_str(), |(name, _)| name);
+    let key = if name == SANDBOX_IMAGE { "sandbox" } else { name };
+    format!("    {} = {}\n", quoted(key), quoted(&image.name))
 }
 
 /// A registry's directory with how to reach it and as whom. containerd sends the header also to

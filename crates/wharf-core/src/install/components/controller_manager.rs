@@ -9,7 +9,7 @@ use super::{Component, Kind, Service, VOLUME_PLUGINS};
 
 pub fn component(input: &DocumentInput<'_>) -> Component {
     Component {
-        stage: Stage::Controllers,
+        stage: Stage::Node,
         service: Service {
             name: "kube-controller-manager",
             description: "Kubernetes controller-manager",

@@ -10,7 +10,7 @@ use super::{Component, Kind, Service};
 pub fn component(_: &DocumentInput<'_>) -> Component {
     let kubeconfig = path::SCHEDULER_KUBECONFIG;
     Component {
-        stage: Stage::Controllers,
+        stage: Stage::Node,
         service: Service {
             name: "kube-scheduler",
             description: "Kubernetes scheduler",
