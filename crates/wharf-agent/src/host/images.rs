@@ -46,7 +46,9 @@ pub fn present(root: &Root) -> Result<BTreeSet<String>, HostFailure> {
 /// Imports the image's archive, which lies at `path`.
 pub fn import(root: &Root, image: &Image, path: &str) -> Result<(), HostFailure> {
     let step = format!("import image {}", image.name);
-    succeeded(&step, ctr(root, &["images", "import", "--local", path], IMPORT_DEADLINE)).map(drop)
+    // Layers are unpacked by the first container that needs them, if one ever does here.
+    let import = ["images", "import", "--local", "--no-unpack", path];
+    succeeded(&step, ctr(root, &import, IMPORT_DEADLINE)).map(drop)
 }
 
 fn ctr(root: &Root, arguments: &[&str], deadline: Duration) -> std::io::Result<super::root::Ran> {

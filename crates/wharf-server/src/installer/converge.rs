@@ -84,18 +84,25 @@ async fn converge(job: &Job) -> Outcome<Done> {
         journal.phase("etcd", members::ensure(&walk, &pki)).await?;
         journal.phase("controlplane", walk.controlplane(&pki)).await
     };
-    let (images, control) = tokio::join!(images, control);
-    let failures = [images.err(), control.err()].into_iter().flatten().collect();
-    if let Some(failure) = failure::join(failures) {
-        return Err(failure);
-    }
-    journal.phase("nodes", walk.join(&pki)).await?;
-    journal.phase("cluster", cluster::furnish(&walk, &pki)).await?;
+    both(images, control).await?;
+    let nodes = journal.phase("nodes", walk.join(&pki));
+    let furnish = journal.phase("cluster", cluster::furnish(&walk, &pki));
+    both(nodes, furnish).await?;
     journal.phase("verify", cluster::verify(&walk, &pki)).await?;
     journal.phase("addons", cluster::extend(&walk, &pki)).await?;
     walk.settle().await?;
     let leftovers = journal.phase("remove", walk.remove(&pki)).await?;
     Ok(Done { leftovers })
+}
+
+/// Side by side, both to their end.
+async fn both(
+    one: impl Future<Output = Outcome<()>>,
+    other: impl Future<Output = Outcome<()>>,
+) -> Outcome<()> {
+    let (one, other) = tokio::join!(one, other);
+    let failures = [one.err(), other.err()].into_iter().flatten().collect();
+    failure::join(failures).map_or(Ok(()), Err)
 }
 
 /// What a walk would do on each host.
