@@ -2,6 +2,7 @@
 
 mod certificates;
 mod cluster;
+mod growth;
 mod kubeadm;
 mod machines;
 mod steps;
@@ -33,6 +34,8 @@ enum Part {
     Certificates,
     /// 3+2 machines from bare to Ready with DNS against kubeadm
     Cluster,
+    /// One more worker at 50 nodes against at 5
+    Growth,
     /// 30 preparation steps on many machines against ansible-core
     Steps,
 }
@@ -50,9 +53,10 @@ type Measure = fn(&InstallArgs, &mut Report) -> Result<()>;
 
 pub fn run(args: &InstallArgs) -> Result<()> {
     wharf_testbed::interrupt_on_signals()?;
-    let parts: [(Part, Measure); 3] = [
+    let parts: [(Part, Measure); 4] = [
         (Part::Certificates, certificates::run),
         (Part::Cluster, cluster::run),
+        (Part::Growth, growth::run),
         (Part::Steps, steps::run),
     ];
     let mut report = Report::new("install");

@@ -86,6 +86,15 @@ impl Kubectl {
         Ok(Kubectl { program, kubeconfig })
     }
 
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// What must succeed.
+    pub fn ask(&self, words: &[&str]) -> Result<String> {
+        self.run(words)?.with_context(|| format!("kubectl {words:?} failed"))
+    }
+
     fn run(&self, words: &[&str]) -> Result<Option<String>> {
         let mut command = Command::new(&self.program);
         command.arg("--kubeconfig").arg(&self.kubeconfig).args(words).stdin(Stdio::null());

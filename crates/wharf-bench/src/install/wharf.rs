@@ -27,9 +27,8 @@ pub fn install(wharf: &Path, shape: Shape) -> Result<(f64, String)> {
     let bed = machines::start("install", shape.machines(), &[])?;
     machines::preload(wharf, bed.hosts())?;
     let server = Server::start(wharf)?;
-    let wish = wish(&bed, shape)?;
     let begin = Instant::now();
-    server.ask(&["cluster", "create", "-f", "-"], &wish.to_string())?;
+    server.create(&bed, shape)?;
     let seconds = begin.elapsed().as_secs_f64();
     server.check(&bed, shape)?;
     let phases = server.phases()?;
@@ -44,7 +43,8 @@ fn wish(bed: &TestBed, shape: Shape) -> Result<Value> {
             if place < shape.controlplanes { &["controlplane", "etcd"] } else { &["worker"] };
         json!({"name": host.name(), "address": host.address().to_string(), "roles": roles})
     };
-    let nodes: Vec<Value> = bed.hosts().iter().enumerate().map(node).collect();
+    let nodes: Vec<Value> =
+        bed.hosts().iter().take(shape.machines()).enumerate().map(node).collect();
     Ok(json!({
         "name": CLUSTER,
         "nodes": nodes,
@@ -56,14 +56,14 @@ fn wish(bed: &TestBed, shape: Shape) -> Result<Value> {
 }
 
 /// A server on data of its own.
-struct Server {
+pub struct Server {
     wharf: PathBuf,
     home: TempDir,
     _process: Process,
 }
 
 impl Server {
-    fn start(wharf: &Path) -> Result<Server> {
+    pub fn start(wharf: &Path) -> Result<Server> {
         let home = temp_dir()?;
         let path = |name: &str| home.path().join(name);
         std::fs::write(path("password"), "correct horse battery")?;
@@ -76,6 +76,24 @@ impl Server {
         let mut process = Process::spawn(command)?;
         process.wait_for_output("\"serving http", START)?;
         Ok(Server { wharf: wharf.to_owned(), home, _process: process })
+    }
+
+    /// Returns when the cluster is Running.
+    pub fn create(&self, bed: &TestBed, shape: Shape) -> Result<()> {
+        self.ask(&["cluster", "create", "-f", "-"], &wish(bed, shape)?.to_string()).map(drop)
+    }
+
+    /// The same for a cluster that is there.
+    pub fn update(&self, bed: &TestBed, shape: Shape) -> Result<()> {
+        let words = ["cluster", "update", CLUSTER, "-f", "-"];
+        self.ask(&words, &wish(bed, shape)?.to_string()).map(drop)
+    }
+
+    /// A file with the administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> Result<PathBuf> {
+        let file = self.home.path().join("kubeconfig");
+        std::fs::write(&file, self.ask(&["cluster", "kubeconfig", CLUSTER], "")?)?;
+        Ok(file)
     }
 
     /// Runs the command line against it and gives what it printed.
@@ -100,9 +118,7 @@ impl Server {
 
     /// What `Running` says is looked at by others: kubectl, and a host that asks DNS.
     fn check(&self, bed: &TestBed, shape: Shape) -> Result<()> {
-        let kubeconfig = self.home.path().join("kubeconfig");
-        std::fs::write(&kubeconfig, self.ask(&["cluster", "kubeconfig", CLUSTER], "")?)?;
-        let ready = Kubectl::new(kubeconfig)?.ready_nodes()?;
+        let ready = Kubectl::new(self.kubeconfig()?)?.ready_nodes()?;
         ensure!(ready == shape.machines(), "only {ready} of our nodes are Ready");
         let shown = self.ask(&["cluster", "show", CLUSTER, "-o", "json"], "")?;
         let shown: Value = serde_json::from_str(&shown)?;
