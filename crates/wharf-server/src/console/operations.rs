@@ -114,6 +114,8 @@ pub(super) struct Shown {
     hint: Option<String>,
     failures: Vec<Failure>,
     phases: Vec<Phase>,
+    /// The phases in which a host had something to do.
+    columns: Vec<String>,
     hosts: Vec<Host>,
     hidden_hosts: usize,
     /// Some host is at something, or stopped at something.
@@ -131,7 +133,7 @@ struct Phase {
 struct Host {
     name: String,
     doing: String,
-    /// One for each phase.
+    /// One for each column.
     cells: Vec<Cell>,
 }
 
@@ -158,7 +160,8 @@ struct Line {
 impl Shown {
     pub fn of(stored: &Stored<OperationRecord>, now: Timestamp) -> Self {
         let record = &stored.value;
-        let (hosts, hidden_hosts) = hosts(record);
+        let columns = columns(record);
+        let (hosts, hidden_hosts) = hosts(record, &columns);
         Self {
             id: stored.id.clone(),
             kind: render::capital(record.kind.name()),
@@ -174,6 +177,7 @@ impl Shown {
             failures: failures(record),
             phases: phases(record, now),
             has_current: hosts.iter().any(|host| !host.doing.is_empty()),
+            columns,
             hosts,
             hidden_hosts,
             leftovers: record.leftovers.clone(),
@@ -239,8 +243,14 @@ fn host_name(step: &Step) -> &str {
     if step.host.is_empty() { "server" } else { &step.host }
 }
 
+fn columns(record: &OperationRecord) -> Vec<String> {
+    let used = |phase: &&str| record.steps.iter().any(|step| step.phase == *phase);
+    let phases = record.phases.iter().map(|phase| phase.name.as_str());
+    phases.filter(used).map(str::to_owned).collect()
+}
+
 /// The hosts by phase, and how many more there are.
-fn hosts(record: &OperationRecord) -> (Vec<Host>, usize) {
+fn hosts(record: &OperationRecord, columns: &[String]) -> (Vec<Host>, usize) {
     let is_over = record.state != OperationState::Running;
     let mut by_host: BTreeMap<&str, Vec<&Step>> = BTreeMap::new();
     for step in &record.steps {
@@ -251,13 +261,10 @@ fn hosts(record: &OperationRecord) -> (Vec<Host>, usize) {
         all.sort_by_key(|(_, steps)| steps.iter().map(|step| urgency(step.state)).min());
     }
     let hidden = all.len().saturating_sub(HOSTS_SHOWN);
-    let host = |(name, steps): (&str, Vec<&Step>)| {
-        let cell = |phase: &wharf_core::operation::Phase| cell(&phase.name, &steps, is_over);
-        Host {
-            name: name.to_owned(),
-            doing: current(&steps, is_over),
-            cells: record.phases.iter().map(cell).collect(),
-        }
+    let host = |(name, steps): (&str, Vec<&Step>)| Host {
+        name: name.to_owned(),
+        doing: current(&steps, is_over),
+        cells: columns.iter().map(|phase| cell(phase, &steps, is_over)).collect(),
     };
     (all.into_iter().take(HOSTS_SHOWN).map(host).collect(), hidden)
 }
@@ -334,7 +341,8 @@ mod tests {
         let mut steps: Vec<Step> =
             (0..200).map(|i| step(&format!("a{i:03}"), Progress::Done)).collect();
         steps.push(step("z", Progress::Failed));
-        let (hosts, hidden) = hosts(&run(steps));
+        let run = run(steps);
+        let (hosts, hidden) = hosts(&run, &columns(&run));
         assert_eq!((hosts.len(), hidden), (HOSTS_SHOWN, 201 - HOSTS_SHOWN));
         assert_eq!((hosts[0].name.as_str(), hosts[0].cells[0].state), ("z", "failed"));
     }
@@ -342,9 +350,9 @@ mod tests {
     #[test]
     fn nothing_runs_in_an_operation_that_is_over() {
         let mut run = run(vec![step("a", Progress::Running)]);
-        assert_eq!(hosts(&run).0[0].cells[0].state, "running");
+        assert_eq!(hosts(&run, &columns(&run)).0[0].cells[0].state, "running");
         run.state = OperationState::Failed;
-        let (hosts, _) = hosts(&run);
+        let (hosts, _) = hosts(&run, &columns(&run));
         assert_eq!((hosts[0].cells[0].state, hosts[0].doing.as_str()), ("skipped", ""));
     }
 

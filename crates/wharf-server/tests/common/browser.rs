@@ -21,7 +21,9 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async, tungstenite::Message};
 
-use super::common::DEADLINE;
+/// Test machines are noisy; whatever takes this long has failed.
+const DEADLINE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(30);
 
 /// Nothing that calls home, nothing that asks; a container has no sandbox to offer.
 const FLAGS: [&str; 11] = [
@@ -84,6 +86,11 @@ impl Browser {
         browser
     }
 
+    /// Takes the certificate of any server: a test's own is not known to the browser.
+    pub async fn trust_all(&mut self) {
+        self.call("Security.setIgnoreCertificateErrors", json!({ "ignore": true })).await;
+    }
+
     /// Fails if the page tried what its policy forbids, or if its script broke.
     pub async fn assert_harmless(&mut self) {
         assert_eq!(self.value("window.complaints.join()").await, "");
@@ -121,7 +128,11 @@ impl Browser {
 
     /// Waits until an expression holds in the page; a page that is being left holds nothing.
     pub async fn until(&mut self, expression: &str) {
-        const LOOK_EVERY: Duration = Duration::from_millis(30);
+        self.until_within(DEADLINE, expression).await;
+    }
+
+    /// The same for what takes longer than a page.
+    pub async fn until_within(&mut self, deadline: Duration, expression: &str) {
         let guarded =
             format!("(() => {{ try {{ return !!({expression}) }} catch {{ return false }} }})()");
         let wait = async {
@@ -129,7 +140,7 @@ impl Browser {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };
-        if tokio::time::timeout(DEADLINE, wait).await.is_err() {
+        if tokio::time::timeout(deadline, wait).await.is_err() {
             let page = self.value("document.body.innerText").await;
             panic!("never held: {expression}\n{page}");
         }
@@ -171,12 +182,14 @@ impl Browser {
 
 /// The browser writes the port that it chose into a file.
 async fn port_in(file: &Path) -> u16 {
-    let mut port = None;
-    super::common::eventually(async || {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
-        port = text.lines().next().and_then(|line| line.parse().ok());
-        port.is_some()
-    })
-    .await;
-    port.unwrap()
+    let wait = async {
+        loop {
+            let text = std::fs::read_to_string(file).unwrap_or_default();
+            match text.lines().next().and_then(|line| line.parse().ok()) {
+                Some(port) => return port,
+                None => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, wait).await.unwrap()
 }

@@ -1,0 +1,69 @@
+//! The console on a real installation: everything by the form, with a browser.
+
+use crate::{
+    bed::{Bed, DEADLINE, inventory},
+    browser::Browser,
+    nodes_ready,
+    world::PASSWORD,
+};
+
+#[tokio::test]
+async fn in_a_browser_a_real_cluster_is_made_watched_and_deleted() {
+    let bed = Bed::start("console", 2);
+    let before = inventory(bed.host("node2"));
+    let address = |host: &str| bed.host(host).address().to_string();
+    let key = std::fs::read_to_string(bed.machines.ssh_key_path().unwrap()).unwrap();
+    let mut browser = Browser::start().await;
+    browser.trust_all().await;
+    browser.resize(1100, 900).await;
+    browser.open(&bed.world.url()).await;
+    browser.until("document.getElementById('password')").await;
+    browser.fill("user", "admin").await;
+    browser.fill("password", PASSWORD).await;
+    browser.click("form button").await;
+    browser.until("document.querySelector('h1')?.innerText === 'Clusters'").await;
+
+    browser.click(".empty .primary").await;
+    browser.until("document.getElementById('f-name')").await;
+    for (id, text) in [
+        ("f-name", "demo"),
+        ("f-singleCloudAddress", &format!("{}:8443", bed.machines.gateway())),
+        ("f-nodes-0--name", "node1"),
+        ("f-nodes-0--address", &address("node1")),
+        ("f-nodes-1--name", "node2"),
+        ("f-nodes-1--address", &address("node2")),
+        ("f-sshUser", "root"),
+        ("f-sshKey", &key),
+    ] {
+        browser.fill(id, text).await;
+    }
+    browser.click(".wish button.primary").await;
+    browser.until("document.querySelector('h1')?.innerText.includes('demo')").await;
+    browser.value("window.sameDocument = true").await;
+    let joining = "[...document.querySelectorAll('.phases li')].some(li => \
+        li.innerText.includes('nodes') && li.innerText.includes('running'))";
+    browser.until_within(DEADLINE, joining).await;
+    browser.picture("real-running").await;
+    let running = "document.querySelector('h1').innerText.includes('Running')";
+    browser.until_within(DEADLINE, running).await;
+    browser.until_within(DEADLINE, "document.querySelectorAll('.badge.good').length >= 3").await;
+    assert_eq!(browser.value("window.sameDocument").await, true, "the page was loaded again");
+    browser.picture("real-done").await;
+    browser.assert_harmless().await;
+    assert_eq!(nodes_ready(&bed, "demo"), 2);
+    let download = "fetch(document.querySelector('a[download]').href).then(a => a.text())\
+        .then(text => window.kubeconfig = text)";
+    browser.value(download).await;
+    browser.until("window.kubeconfig?.includes('kube-admin')").await;
+
+    browser.click("a.danger").await;
+    browser.until("document.getElementById('confirm')").await;
+    browser.fill("confirm", "demo").await;
+    browser.click("button.danger").await;
+    // The page of a cluster that is gone leads to the report of its end.
+    let over = "location.pathname.startsWith('/console/operations/') && \
+        document.body.innerText.includes('succeeded')";
+    browser.until_within(DEADLINE, over).await;
+    browser.assert_harmless().await;
+    assert_eq!(inventory(bed.host("node2")), before);
+}
