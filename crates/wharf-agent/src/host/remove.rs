@@ -206,8 +206,9 @@ impl Removal<'_> {
 
     fn unmount(&mut self) {
         for tree in self.trees() {
-            // What was there before may be a mount of its own, such as a disk for containers.
-            let itself = !self.made.kept.contains(&tree);
+            // What was there before may be a mount of its own, such as a disk for containers, and
+            // nothing of ours is mounted on a place itself.
+            let itself = !self.made.kept.contains(&tree) && !PLACES.contains(&tree.as_str());
             let below = mounts::below(self.root, &self.root.path(&tree), itself);
             for point in below.into_iter().rev() {
                 let name = self.root.on_host(&point);
@@ -347,7 +348,7 @@ impl Removal<'_> {
         places.retain(|place| PLACES.contains(place));
         let places: Vec<String> = places.into_iter().map(str::to_owned).collect();
         for place in places.iter().filter(|place| *place != place::DATA) {
-            self.remove_tree(place, false);
+            self.remove_place(place);
         }
         if self.may_be_repeated {
             return self.keep_the_record();
@@ -362,8 +363,15 @@ impl Removal<'_> {
             self.act(Action::Remove, place::MADE, |_| files::remove_file(&record).map(drop));
         }
         if whole {
-            self.remove_tree(place::DATA, false);
+            self.remove_place(place::DATA);
         }
+    }
+
+    /// A place on a disk of its own is emptied; the disk stays where it was mounted.
+    fn remove_place(&mut self, place: &str) {
+        let real = self.root.path(place);
+        let mounted = mounts::below(self.root, &real, true).contains(&real);
+        self.remove_tree(place, mounted);
     }
 
     /// Takes away what lies beside the record; whoever is killed here begins again with it.

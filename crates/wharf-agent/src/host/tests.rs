@@ -298,6 +298,19 @@ fn the_record_goes_last_and_an_empty_place_is_taken_away_without_it() {
 }
 
 #[test]
+fn a_disk_that_was_mounted_on_a_place_is_emptied_and_stays_mounted() {
+    let (directory, root) = host();
+    fs::create_dir_all(root.path(place::DATA)).unwrap();
+    let point = root.path(place::DATA);
+    let line = format!("9 1 8:1 / {} rw - ext4 /dev/sdb1 rw\n", point.display());
+    put(directory.path(), "/proc/self/mountinfo", &line);
+    apply(&root, &document(), false);
+    assert!(root.path(place::MADE).exists());
+    assert_eq!(remove(&root, false).leftovers, []);
+    assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
+}
+
+#[test]
 fn a_place_with_nothing_but_our_half_written_record_is_ours() {
     let half = "/var/lib/wharf/.made.json.wharf-new";
     let (directory, root) = host();
