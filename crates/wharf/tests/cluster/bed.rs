@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::Command, time::Duration};
 
 use serde_json::{Value, json};
 use wharf_bundle::{Bundle, cache::Cache};
-use wharf_testbed::{Host, Options, TestBed};
+use wharf_testbed::{Host, Options, TestBed, wait_for};
 
 use crate::world::{Ran, World};
 
@@ -81,6 +81,24 @@ impl Bed {
     pub fn operations(&self, name: &str) -> Vec<Value> {
         let list = self.world.local(&["cluster", "operations", name, "-o", "json"]).json();
         list.as_array().unwrap().clone()
+    }
+
+    /// Waits for the end of the newest operation on a cluster.
+    pub fn wait_for_end(&self, name: &str) -> Value {
+        wait_for("the operation to end", DEADLINE, || {
+            let last = self.operations(name).remove(0);
+            Ok((last["state"] != "running").then_some(last))
+        })
+        .unwrap()
+    }
+
+    /// A private SSH key that no host knows.
+    pub fn another_key(&self) -> String {
+        let file = self.world.path("another-key");
+        let mut make = Command::new("ssh-keygen");
+        make.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&file);
+        assert!(make.status().unwrap().success());
+        std::fs::read_to_string(&file).unwrap()
     }
 
     /// A file with the cluster's kubeconfig.
@@ -158,6 +176,25 @@ pub fn inventory(host: &Host) -> Vec<String> {
         pgrep -a 'kube|etcd|containerd|wharf' | awk '{print \"process\", $2}'
         true
     ";
+    let text = host.run(&["sh", "-c", LOOK]).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// The host holds what it held, nothing more and nothing less.
+#[track_caller]
+pub fn assert_as_before(host: &Host, before: &[String]) {
+    let now = inventory(host);
+    let more: Vec<_> = now.iter().filter(|line| !before.contains(line)).collect();
+    let less: Vec<_> = before.iter().filter(|line| !now.contains(line)).collect();
+    assert!(now == before, "{}: more {more:#?}, less {less:#?}", host.name());
+}
+
+/// Every file that an installation puts on a host, with all that changes when it is written, moved
+/// or touched. Left out is what the components themselves keep writing.
+pub fn stamps(host: &Host) -> Vec<String> {
+    const LOOK: &str = r"find /etc /opt /usr/local /var/lib/wharf -xdev \
+        \( -path /var/lib/wharf/etcd -o -path /var/lib/wharf/containerd \) -prune \
+        -o -printf '%p %y %m %i %s %T@ %C@ %l\n' | sort";
     let text = host.run(&["sh", "-c", LOOK]).unwrap();
     text.lines().map(str::to_owned).collect()
 }

@@ -80,11 +80,7 @@ fn a_removal_goes_on_after_a_kill_in_its_drain(bed: &mut Bed) {
     bed.world.kill_server();
     bed.start_server();
     bed.kubectl("kill", &["delete", "pdb", "held"]).unwrap();
-    let ended = wait_for("the update to end", DEADLINE, || {
-        let last = bed.operations("kill").remove(0);
-        Ok((last["state"] != "running").then_some(last))
-    })
-    .unwrap();
+    let ended = bed.wait_for_end("kill");
     assert_eq!(ended["state"], "succeeded", "{ended}");
     assert_eq!((bed.status("kill").as_str(), nodes_ready(bed, "kill")), ("Running", 2));
     assert_eq!(cordoned(bed), [""; 0]);
