@@ -65,16 +65,20 @@ impl Failure {
     }
 }
 
-/// Several at once are told as one: the first in full, the others by their hosts.
+/// Several at once are told as one: each with what belongs to it.
 pub fn join(mut failures: Vec<Failure>) -> Option<Failure> {
-    if failures.is_empty() {
-        return None;
+    if failures.len() < 2 {
+        return failures.pop();
     }
-    let mut first = failures.remove(0);
-    for other in failures {
-        first.message.push_str(&format!("; {}", other.sentence()));
+    let sentences: Vec<String> = failures.iter().map(Failure::sentence).collect();
+    let mut hints: Vec<String> = Vec::new();
+    for hint in failures.into_iter().filter_map(|failure| failure.hint) {
+        if !hints.contains(&hint) {
+            hints.push(hint);
+        }
     }
-    Some(first)
+    let hint = (!hints.is_empty()).then(|| hints.join("; "));
+    Some(Failure { hint, ..Failure::new(sentences.join("\n")) })
 }
 
 #[cfg(test)]
@@ -100,9 +104,17 @@ mod tests {
 
     #[test]
     fn failures_of_several_hosts_become_one_that_names_them_all() {
-        let all = vec![Failure::on("n1", "refused"), Failure::on("n2", "timed out")];
-        let joined = join(all).unwrap();
-        assert_eq!(joined.sentence(), "host n1: refused; host n2: timed out");
+        let failed = Failure { exit_code: Some(3), ..Failure::on("n1", "refused") };
+        let all = vec![
+            failed.hint("knock"),
+            Failure::on("n2", "timed out").hint("wait"),
+            Failure::on("n3", "timed out").hint("wait"),
+        ];
+        let joined = join(all.clone()).unwrap();
+        let told = "host n1: refused (exit code 3)\nhost n2: timed out\nhost n3: timed out";
+        assert_eq!(joined.sentence(), told);
+        assert_eq!(joined.hint.as_deref(), Some("knock; wait"));
+        assert_eq!(join(all[..1].to_vec()).as_ref(), all.first());
         assert_eq!(join(Vec::new()), None);
     }
 }

@@ -21,10 +21,20 @@ impl Known<'_> {
     /// The nodes that a change must respect. Once a cluster runs, a node that an update asked for
     /// and never got is only a wish, and wishes can be taken back.
     fn existing(&self) -> impl Iterator<Item = &NodeSpec> {
-        let is_wish = |node: &NodeSpec| {
-            self.created && self.nodes.get(&node.name).is_some_and(|record| !record.installed)
-        };
-        self.spec.nodes.iter().filter(move |node| !is_wish(node))
+        self.spec.nodes.iter().filter(|node| !self.created || self.is_installed(&node.name))
+    }
+
+    fn is_installed(&self, name: &str) -> bool {
+        self.nodes.get(name).is_some_and(|record| record.installed)
+    }
+
+    /// The machines that hold something of the cluster, though the wish can do without them: nodes
+    /// on their way out, and those that never became one.
+    fn half(&self) -> impl Iterator<Item = &NodeSpec> {
+        let records = self.nodes.values().filter(|_| self.created);
+        let specs = records
+            .filter(|record| !record.installed || self.spec.node(&record.spec.name).is_none());
+        specs.map(|record| &record.spec)
     }
 }
 
@@ -105,6 +115,18 @@ pub(super) fn nodes(spec: &ClusterSpec, known: &Known<'_>, faults: &mut Faults) 
                 faults.add(format!("nodes[{i}].roles"), FaultCode::InvalidOption, message);
             }
             _ => {}
+        }
+    }
+    for (i, new) in spec.nodes.iter().enumerate() {
+        let meets = |half: &&NodeSpec| (half.name == new.name) != (half.address == new.address);
+        if let Some(half) = known.half().find(meets) {
+            let message = format!(
+                "the machine {} still holds what was begun of node {}; update without {} first, \
+                 which cleans it",
+                half.address, half.name, new.name
+            );
+            let field = if half.name == new.name { "address" } else { "name" };
+            faults.add(format!("nodes[{i}].{field}"), FaultCode::InvalidOption, message);
         }
     }
 }

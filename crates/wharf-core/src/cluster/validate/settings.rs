@@ -121,7 +121,14 @@ fn jump(text: &str, user: &str) -> Option<JumpSpec> {
 
 pub(super) fn version(draft: &Draft, versions: &[String], faults: &mut Faults) -> String {
     match given(draft.kubernetes_version.as_deref()) {
-        None => versions.first().cloned().unwrap_or_default(),
+        None => {
+            if versions.is_empty() {
+                let message = "this server has no bundle of Kubernetes to install; \
+                               `wharf bundle build` makes one";
+                faults.add("kubernetesVersion", FaultCode::InvalidOption, message);
+            }
+            versions.first().cloned().unwrap_or_default()
+        }
         Some(text) => {
             let version = plain_version(text);
             if !versions.iter().any(|known| known == version) {

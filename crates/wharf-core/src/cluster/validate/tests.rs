@@ -41,7 +41,7 @@ fn some(text: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn around(check: impl FnOnce(&Surroundings<'_>)) {
+fn around<T>(check: impl FnOnce(&Surroundings<'_>) -> T) -> T {
     let versions = ["1.36.3".to_owned(), "1.35.4".to_owned()];
     let taken = BTreeMap::from([(Ipv4Addr::new(10, 0, 0, 99), "other".to_owned())]);
     let check_key = |key: &str, passphrase: &str| match (key.trim(), passphrase) {
@@ -49,13 +49,11 @@ fn around(check: impl FnOnce(&Surroundings<'_>)) {
         (KEY, _) => Ok(()),
         _ => Err("this is not a private key".to_owned()),
     };
-    check(&Surroundings { kubernetes_versions: &versions, taken: &taken, check_key: &check_key });
+    check(&Surroundings { kubernetes_versions: &versions, taken: &taken, check_key: &check_key })
 }
 
 fn created(draft: &Draft) -> Result<Checked, Vec<Fault>> {
-    let mut result = None;
-    around(|around| result = Some(validate_create(draft, around)));
-    result.unwrap()
+    around(|around| validate_create(draft, around))
 }
 
 fn good(draft: &Draft) -> Checked {
@@ -385,6 +383,15 @@ fn updated_from(
     change: impl FnOnce(&mut Draft),
 ) -> Result<Checked, Vec<Fault>> {
     let Checked { spec, secrets } = good(start);
+    let nodes = records(&spec, installed);
+    let known = Known { spec: &spec, secrets: &secrets, nodes: &nodes, created: true };
+    let mut draft = start.clone();
+    draft.ssh_key = None;
+    change(&mut draft);
+    around(|around| validate_update(&draft, &known, around))
+}
+
+fn records(spec: &crate::cluster::ClusterSpec, installed: bool) -> BTreeMap<String, NodeRecord> {
     let record = |(i, spec): (usize, &crate::cluster::NodeSpec)| {
         let record = NodeRecord {
             spec: spec.clone(),
@@ -395,14 +402,7 @@ fn updated_from(
         };
         (spec.name.clone(), record)
     };
-    let nodes = spec.nodes.iter().enumerate().map(record).collect();
-    let known = Known { spec: &spec, secrets: &secrets, nodes: &nodes, created: true };
-    let mut draft = start.clone();
-    draft.ssh_key = None;
-    change(&mut draft);
-    let mut result = None;
-    around(|around| result = Some(validate_update(&draft, &known, around)));
-    result.unwrap()
+    spec.nodes.iter().enumerate().map(record).collect()
 }
 
 #[test]
@@ -525,6 +525,39 @@ fn a_node_that_was_never_installed_is_a_wish_that_can_be_taken_back() {
     let less = |draft: &mut Draft| drop(draft.nodes.as_mut().unwrap().pop());
     assert!(updated_from(&start, true, less).is_err());
     assert!(updated_from(&start, false, less).is_ok());
+    // It never answered, so there is no record of it either.
+    let Checked { spec, secrets } = good(&start);
+    let mut nodes = records(&spec, true);
+    nodes.remove("m2");
+    let known = Known { spec: &spec, secrets: &secrets, nodes: &nodes, created: true };
+    let mut draft = start.clone();
+    less(&mut draft);
+    around(|around| assert!(validate_update(&draft, &known, around).is_ok()));
+}
+
+#[test]
+fn a_machine_that_is_on_its_way_out_is_not_taken_under_another_name() {
+    let Checked { spec, secrets } = good(&least());
+    let mut nodes = records(&spec, true);
+    let mut leaving = nodes["w1"].clone();
+    leaving.spec.name = "w9".to_owned();
+    leaving.spec.address = [10, 0, 0, 29].into();
+    nodes.insert("w9".to_owned(), leaving);
+    let known = Known { spec: &spec, secrets: &secrets, nodes: &nodes, created: true };
+    for (name, address, field) in [
+        ("w8", "10.0.0.29", Some("nodes[2].name")),
+        ("w9", "10.0.0.28", Some("nodes[2].address")),
+        ("w9", "10.0.0.29", None),
+        ("w8", "10.0.0.28", None),
+    ] {
+        let draft =
+            with(|draft| draft.nodes.as_mut().unwrap().push(node(name, address, &["worker"])));
+        let found = around(|around| match validate_update(&draft, &known, around) {
+            Ok(_) => None,
+            faulty => faults(faulty).pop().map(|(field, _)| field),
+        });
+        assert_eq!(found.as_deref(), field, "{name} {address}");
+    }
 }
 
 #[test]
