@@ -322,7 +322,7 @@ async fn kubeconfig(client: &Client, args: &KubeconfigArgs, format: Format) -> a
     let found: Kubeconfig = client.get(&format!("/clusters/{name}/kubeconfigs/{user}")).await?;
     if args.merge {
         let file = kubeconfig::own_file()?;
-        kubeconfig::merge_into(&file, &found.kube_config.0)?;
+        kubeconfig::merge_into(&file, &args.name, &found.kube_config.0)?;
         output::note(&format!("merged into {}; next: kubectl get nodes", file.display()));
         return Ok(());
     }
@@ -454,11 +454,18 @@ fn read_text(file: &Path) -> anyhow::Result<String> {
 
 /// YAML holds JSON too.
 fn parse(text: &str, file: &Path) -> anyhow::Result<Value> {
-    let value: Value = serde_saphyr::from_str(text).map_err(|error| {
-        Told::usage(format!("{} is neither YAML nor JSON: {error}", file.display()))
-    })?;
+    let value = parse_yaml(text).with_context(|| format!("cannot use {}", file.display()))?;
     match value.is_object() {
         true => Ok(value),
         false => Err(Told::usage(format!("{} holds no fields", file.display())).into()),
     }
+}
+
+/// The place of a fault alone: the text around it may be a key.
+fn parse_yaml(text: &str) -> anyhow::Result<Value> {
+    serde_saphyr::from_str(text).map_err(|error| {
+        let place = error.location();
+        let place = place.map(|at| format!(" (line {}, column {})", at.line(), at.column()));
+        Told::usage(format!("it is neither YAML nor JSON{}", place.unwrap_or_default())).into()
+    })
 }
