@@ -71,6 +71,17 @@ impl ClusterRecord {
             ownership: Ownership::default(),
         }
     }
+
+    /// The wish with the controlplane nodes that serve: none that was asked for and never came. In a
+    /// cluster that is being made, all that it shall have.
+    pub fn serving_spec(&self) -> ClusterSpec {
+        let installed = |name: &str| self.nodes.get(name).is_some_and(|record| record.installed);
+        let mut spec = self.spec.clone();
+        if spec.nodes_with(NodeRole::Controlplane).any(|node| installed(&node.name)) {
+            spec.nodes.retain(|node| !node.is(NodeRole::Controlplane) || installed(&node.name));
+        }
+        spec
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,8 +128,8 @@ pub struct NodeRecord {
     pub pod_cidr: Ipv4Net,
     /// The host key that was pinned, as an OpenSSH public key.
     pub host_key: Option<String>,
-    /// With which members the node's etcd was started first; it keeps them for good, although
-    /// others come later, so that its unit never changes.
+    /// With which members the node's etcd was started first; once the node is installed it keeps
+    /// them for good, although others come later, so that its unit never changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdStart>,
     /// Whether the node has been installed completely.

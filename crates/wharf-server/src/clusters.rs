@@ -41,7 +41,7 @@ pub use check::{check_create, check_update, kubernetes_versions};
 pub use create::create;
 pub use delete::{delete, forget};
 pub use import::{Import, import};
-pub use kubeconfig::{KUBE_ADMIN, kubeconfig, kubeconfig_of};
+pub use kubeconfig::{KUBE_ADMIN, kubeconfig};
 pub use live::{connect, health_of, probe, storage_nodes};
 pub use rehearse::{plan, preflight};
 

@@ -24,8 +24,9 @@ use wharf_core::{
 };
 
 pub use cluster::{connect, give_back};
+pub use converge::plan;
 pub use failure::{Failure, Outcome};
-pub use world::{HostPlan, World, plan, preflight};
+pub use world::{HostPlan, World, preflight};
 
 use crate::{
     app::App,
@@ -51,8 +52,7 @@ pub struct Done {
 /// Carries an operation out.
 pub async fn run(job: Job, kind: OperationKind) -> Outcome<Done> {
     match kind {
-        OperationKind::Create => converge::create(&job).await,
-        OperationKind::Update => converge::update(&job).await,
+        OperationKind::Create | OperationKind::Update => converge::converge(&job).await,
         OperationKind::Delete => delete::delete(&job).await,
     }
 }

@@ -1,13 +1,14 @@
-//! Which pod addresses each node gets.
+//! What the server chooses for each node once and records: the addresses of its pods, and the members
+//! with which its etcd starts.
 //!
-//! The server chooses them once and records them: a node keeps its range for life, also when others
-//! come and go, because running pods have addresses out of it.
+//! A node keeps its range for life, also when others come and go, because running pods have addresses
+//! out of it.
 
 use std::collections::BTreeMap;
 
 use ipnet::Ipv4Net;
 
-use crate::cluster::{ClusterSpec, NodeRecord};
+use crate::cluster::{ClusterSpec, EtcdStart, NodeRecord, NodeRole, NodeSpec};
 
 /// A node's range in a cluster that has room for it: 254 pods.
 const COMFORTABLE_PREFIX: u8 = 24;
@@ -57,6 +58,40 @@ pub fn allocate_pod_cidrs(
         given.insert(node.name.clone(), range);
     }
     Ok(given)
+}
+
+/// With which members the etcd of each node of the wish starts, by its name.
+///
+/// Where there is no etcd yet, all start together. Later each one joins those that are there: first
+/// the nodes that were to join before, then the new ones in the order of the wish, each with all
+/// before it. The number of its members is thus the order in which they join.
+pub fn choose_etcd_starts(
+    spec: &ClusterSpec,
+    records: &BTreeMap<String, NodeRecord>,
+) -> BTreeMap<String, EtcdStart> {
+    let start = |name: &str| records.get(name).and_then(|record| record.etcd.as_ref());
+    let address = |node: &NodeSpec| (node.name.clone(), node.address);
+    let wished = || spec.nodes_with(NodeRole::Etcd);
+    if records.values().all(|record| record.etcd.is_none()) {
+        let members: BTreeMap<_, _> = wished().map(address).collect();
+        let start = EtcdStart { members, joins: false };
+        return wished().map(|node| (node.name.clone(), start.clone())).collect();
+    }
+    let is_member = |record: &NodeRecord| {
+        record.etcd.as_ref().is_some_and(|start| record.installed || !start.joins)
+    };
+    let (settled, mut joining): (Vec<&NodeSpec>, Vec<&NodeSpec>) =
+        wished().partition(|node| records.get(&node.name).is_some_and(is_member));
+    joining.sort_by_key(|node| start(&node.name).is_none());
+    let mut members: BTreeMap<_, _> = settled.iter().copied().map(address).collect();
+    let kept =
+        settled.iter().filter_map(|node| Some((node.name.clone(), start(&node.name)?.clone())));
+    let mut starts: BTreeMap<String, EtcdStart> = kept.collect();
+    for node in joining {
+        members.extend([address(node)]);
+        starts.insert(node.name.clone(), EtcdStart { members: members.clone(), joins: true });
+    }
+    starts
 }
 
 /// How long the prefix of a node's range is: as in the ranges given already, else /24, or longer
@@ -156,6 +191,49 @@ mod tests {
         four.nodes.truncate(4);
         let given = allocate_pod_cidrs(&four, &records).unwrap();
         assert_eq!(given["n3"].to_string(), "10.1.0.48/28");
+    }
+
+    #[test]
+    fn members_of_etcd_start_together_and_later_join_one_after_the_other() {
+        let mut spec = spec("10.42.0.0/16", 4);
+        let wish = |spec: &mut ClusterSpec, names: &[&str]| {
+            spec.nodes = names.iter().map(|name| node(name[1..].parse().unwrap())).collect();
+            spec.nodes.iter_mut().for_each(|node| node.roles.push(NodeRole::Etcd));
+        };
+        let told = |starts: &BTreeMap<String, EtcdStart>| -> Vec<String> {
+            let told = |(name, start): (&String, &EtcdStart)| {
+                let members: Vec<&str> = start.members.keys().map(String::as_str).collect();
+                format!("{name}: {} {}", members.join(","), start.joins)
+            };
+            starts.iter().map(told).collect()
+        };
+        wish(&mut spec, &["n1", "n0"]);
+        let first = choose_etcd_starts(&spec, &BTreeMap::new());
+        assert_eq!(told(&first), ["n0: n0,n1 false", "n1: n0,n1 false"]);
+
+        // Names do not decide on the order, and the first members keep what they have.
+        let mut records = BTreeMap::from([record(0, "10.42.0.0/24"), record(1, "10.42.1.0/24")]);
+        let keep = |records: &mut BTreeMap<String, NodeRecord>, starts: &BTreeMap<_, EtcdStart>| {
+            for (name, start) in starts {
+                records.get_mut(name).unwrap().etcd = Some(start.clone());
+            }
+        };
+        keep(&mut records, &first);
+        wish(&mut spec, &["n0", "n1", "n9", "n10"]);
+        let grown = choose_etcd_starts(&spec, &records);
+        let joined = ["n10: n0,n1,n10,n9 true", "n9: n0,n1,n9 true"];
+        assert_eq!(told(&grown), [&["n0: n0,n1 false", "n1: n0,n1 false"][..], &joined].concat());
+
+        // One that was to join before comes first; one that went away is no member.
+        records.extend([record(10, "10.42.2.0/24"), record(9, "10.42.3.0/24")]);
+        for name in ["n9", "n10"] {
+            records.get_mut(name).unwrap().installed = false;
+        }
+        keep(&mut records, &grown);
+        wish(&mut spec, &["n5", "n0", "n1", "n10"]);
+        let again = choose_etcd_starts(&spec, &records);
+        assert_eq!(again["n10"].members.keys().collect::<Vec<_>>(), ["n0", "n1", "n10"]);
+        assert_eq!(again["n5"].members.keys().collect::<Vec<_>>(), ["n0", "n1", "n10", "n5"]);
     }
 
     #[test]

@@ -26,7 +26,8 @@ pub async fn kubeconfig(
 ) -> ApiResult<(Stored<ClusterRecord>, String)> {
     let cluster = get_served(app, caller, name).await?;
     let vault = vault::read(app, name).await?;
-    let text = kubeconfig_of(&vault, &cluster.value.spec, user).map_err(ApiError::internal)?;
+    let text =
+        kubeconfig_of(&vault, &cluster.value.serving_spec(), user).map_err(ApiError::internal)?;
     let text = text.ok_or_else(|| ApiError::not_found("kubeconfig of the user", user))?;
     let now = Timestamp::now();
     commit(app, caller, "kubeconfig.read", name, Txn::new(), now).await?;
@@ -34,7 +35,7 @@ pub async fn kubeconfig(
 }
 
 /// The kubeconfig of a user out of a cluster's secrets; `None` for a user that it does not have.
-pub fn kubeconfig_of(
+fn kubeconfig_of(
     vault: &Vault,
     spec: &ClusterSpec,
     user: &str,

@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use wharf_core::cluster::{
-    ClusterRecord, NodeRole,
+    ClusterRecord,
     health::{Amounts, HealthRecord, NodeHealth},
 };
 use wharf_kube::{Cluster, NodeObservation, Probe, Resources};
 
-use super::{KUBE_ADMIN, kubeconfig_of};
-use crate::{app::AppState, error::chain, vault};
+use crate::{app::AppState, error::chain, installer, vault};
 
-/// Where API servers listen.
-const API_PORT: u16 = 6443;
 /// A cluster that does not answer within this time is not imported, and a node of it not removed;
 /// below the limit of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,19 +26,15 @@ pub struct Seen {
 /// A connection to a cluster over all its API servers; nothing is sent yet.
 pub async fn connect(app: &AppState, record: &ClusterRecord) -> Result<Cluster, String> {
     let vault = vault::read(app, &record.spec.name).await.map_err(|error| chain(&error))?;
-    let kubeconfig = kubeconfig_of(&vault, &record.spec, KUBE_ADMIN)
-        .map_err(|error| error.to_string())?
-        .ok_or("there is no kubeconfig of it")?;
-    let cluster = Cluster::from_kubeconfig(&kubeconfig).map_err(|error| chain(&error))?;
-    if vault.kubeconfig.is_some() {
-        return Ok(cluster);
+    match (&vault.kubeconfig, &vault.pki) {
+        (Some(kubeconfig), _) => {
+            Cluster::from_kubeconfig(kubeconfig).map_err(|error| chain(&error))
+        }
+        (None, Some(pki)) => {
+            installer::connect(pki, &record.serving_spec()).map_err(|failure| failure.sentence())
+        }
+        (None, None) => Err("there is no kubeconfig of it".to_owned()),
     }
-    let servers = record.spec.nodes_with(NodeRole::Controlplane);
-    let servers: Result<Vec<_>, _> = servers
-        .map(|node| format!("https://{}:{API_PORT}", node.address).parse::<http::Uri>())
-        .collect();
-    let servers = servers.map_err(|error| error.to_string())?;
-    cluster.with_servers(&servers).map_err(|error| chain(&error))
 }
 
 /// What a probe and a look at the nodes say of a cluster.
@@ -105,7 +98,7 @@ fn node_health(node: &NodeObservation) -> NodeHealth {
         ready: node.ready,
         reason: (!node.reason.is_empty()).then(|| node.reason.clone()),
         cordoned: node.unschedulable,
-        drained: false,
+        drained: node.unschedulable && node.movable_pods == 0,
         labels: node.labels.clone(),
         annotations: node.annotations.clone(),
         operating_system: node.os.clone(),
@@ -114,7 +107,7 @@ fn node_health(node: &NodeObservation) -> NodeHealth {
         kubelet_version: node.kubelet_version.clone(),
         capacity: amounts(node.capacity),
         used,
-        created_at: None,
+        created_at: node.created_at,
     }
 }
 

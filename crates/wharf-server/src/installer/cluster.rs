@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use http::Uri;
 use jiff::Timestamp;
-use tokio_util::sync::CancellationToken;
 use wharf_core::{
     cluster::{ClusterSpec, NodeRecord, NodeRole, NodeSpec},
     drain::{Policy, Report},
@@ -33,9 +32,11 @@ const CORDON_OWNER: &str = "wharf";
 
 const CONTROL_PLANE_TAINT: &str = "node-role.kubernetes.io/control-plane";
 
-/// The cluster's API as its administrator sees it.
+/// The cluster's API as its administrator sees it, through the controlplane nodes that answer.
 pub fn api(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<Cluster> {
-    connect(pki, &walk.world.spec)
+    let mut spec = walk.world.spec.clone();
+    spec.nodes.retain(|node| walk.hosts.contains_key(&node.name));
+    connect(pki, &spec)
 }
 
 /// A client that knows all controlplane nodes.
@@ -170,15 +171,15 @@ async fn verdict(api: &Cluster, node: &str) -> Outcome<()> {
     })
 }
 
-/// Drains a node that leaves and deletes its Node; nothing to do if it never came.
+/// Drains a node that leaves, and deletes its Node. In a cluster that never ran nothing of a user's
+/// is on it.
 pub async fn take_out(walk: &Walk<'_>, pki: &ClusterPki, node: &NodeRecord) -> Outcome<()> {
-    if !walk.record.created {
-        return Ok(());
-    }
     let api = api(walk, pki)?;
     let name = &node.spec.name;
-    let policy = Policy::removal(CORDON_OWNER, Timestamp::now() + DRAIN_DEADLINE);
-    drain(&api, name, &policy, &walk.job.journal).await?;
+    if walk.record.created {
+        let policy = Policy::removal(CORDON_OWNER, Timestamp::now() + DRAIN_DEADLINE);
+        drain(&api, name, &policy, &walk.job.journal).await?;
+    }
     api.delete_node(name).await.map(|_| ()).map_err(failed)
 }
 
@@ -200,8 +201,13 @@ pub async fn give_back(job: &Job) -> Outcome<()> {
 }
 
 async fn drain(api: &Cluster, node: &str, policy: &Policy, journal: &Journal) -> Outcome<()> {
-    let mut told = String::new();
+    let (mut told, mut given_up) = (String::new(), 0);
     let tell = |report: &Report| {
+        if report.given_up > given_up {
+            given_up = report.given_up;
+            let why = "the node has not been ready for long, so nobody there ends them";
+            journal.log(format!("{node}: {given_up} terminating pods count as gone: {why}"));
+        }
         let waiting: Vec<String> = report.waiting.iter().map(ToString::to_string).collect();
         let text = format!("{} pods have to leave yet; {}", report.left, waiting.join("; "));
         if !waiting.is_empty() && text != told {
@@ -210,8 +216,7 @@ async fn drain(api: &Cluster, node: &str, policy: &Policy, journal: &Journal) ->
         }
     };
     // A cancel drops this future; what it left on the node is then given back.
-    let never = CancellationToken::new();
-    let drained = wharf_kube::drain::run(api, node, policy, &never, tell).await;
+    let drained = wharf_kube::drain::run(api, node, policy, tell).await;
     drained.map(|_| ()).map_err(|error| {
         Failure::on(node, crate::error::chain(&error))
             .hint("the node stays; free the pods named here or raise their budget, then try again")

@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 use wharf_core::{
-    cluster::{ClusterRecord, EtcdStart, NodeRecord, NodeRole, NodeSpec},
+    cluster::{ClusterRecord, NodeRecord, NodeRole, NodeSpec},
     install::{
-        allocate::allocate_pod_cidrs,
+        allocate::{allocate_pod_cidrs, choose_etcd_starts},
         document::Stage,
         facts::HostFacts,
         host::{Change, HostDocument, HostReport},
@@ -24,7 +25,7 @@ use super::{
     Done, Failure, Job, Outcome, cluster, delete, failure,
     hosts::{Host, all, upload_permits},
     members,
-    world::{HostPlan, World, all_changes, bundled_files, judge},
+    world::{HostPlan, LOOK_DEADLINE, World, all_changes, bundled_files, in_time, judge},
 };
 use crate::vault;
 
@@ -55,15 +56,7 @@ pub struct Walk<'a> {
     pub facts: BTreeMap<String, HostFacts>,
 }
 
-pub async fn create(job: &Job) -> Outcome<Done> {
-    converge(job).await
-}
-
-pub async fn update(job: &Job) -> Outcome<Done> {
-    converge(job).await
-}
-
-async fn converge(job: &Job) -> Outcome<Done> {
+pub async fn converge(job: &Job) -> Outcome<Done> {
     let journal = &job.journal;
     journal.plan(&PHASES);
     let record = job.record().await?;
@@ -105,19 +98,37 @@ async fn both(
     failure::join(failures).map_or(Ok(()), Err)
 }
 
-/// What a walk would do on each host.
+/// What an operation would do, host by host; touches nothing.
 pub async fn plan(world: &World, record: Option<&ClusterRecord>) -> Outcome<Vec<HostPlan>> {
     let known = record.map(|record| record.nodes.clone()).unwrap_or_default();
     let nodes = choose_nodes(world, &known, &BTreeMap::new())?;
     let pki = pki_of(world)?;
     let reach = world.reach(&known);
+    let end = Instant::now() + LOOK_DEADLINE;
     let look = async |node: &NodeSpec| {
-        let host = reach.connect(node).await?;
-        let facts = world.observe(&host).await?;
-        let document = world.document(node, &nodes, &facts, &pki, Stage::Node)?;
-        plan_host(world, &host, &facts, &document).await
+        let host = match in_time(end, &node.name, reach.connect(node)).await {
+            Ok(host) => host,
+            Err(failure) if known.get(&node.name).is_some_and(|node| node.installed) => {
+                let note = format!("left as it is: {}", failure.sentence());
+                return Ok(HostPlan { host: node.name.clone(), changes: vec![], note: Some(note) });
+            }
+            Err(failure) => return Err(failure),
+        };
+        let plan = async {
+            let facts = world.observe(&host, &[]).await?;
+            let document = world.document(node, &nodes, &facts, &pki, Stage::Node)?;
+            plan_host(world, &host, &facts, &document).await
+        };
+        in_time(end, &node.name, plan).await
     };
-    all(world.spec.nodes.iter().map(look).collect()).await
+    let mut plans = all(world.spec.nodes.iter().map(look).collect()).await?;
+    let leaving = known.keys().filter(|name| world.spec.node(name).is_none());
+    plans.extend(leaving.map(|name| HostPlan {
+        host: name.clone(),
+        changes: Vec::new(),
+        note: Some("leaves: it is drained, deleted from the cluster and cleaned".to_owned()),
+    }));
+    Ok(plans)
 }
 
 /// A host that has the agent's program answers for itself; on a bare one everything is missing.
@@ -158,14 +169,11 @@ fn choose_nodes(
 ) -> Outcome<BTreeMap<String, NodeRecord>> {
     let spec = &world.spec;
     let cidrs = allocate_pod_cidrs(spec, known).map_err(|e| Failure::new(e.to_string()))?;
-    let begun = known.values().any(|node| node.etcd.is_some());
+    let mut starts = choose_etcd_starts(spec, known);
     let mut nodes = known.clone();
     for node in &spec.nodes {
         let Some(pod_cidr) = cidrs.get(&node.name).copied() else { continue };
         let key = hosts.get(&node.name).map(|host| host.session.host_key().as_str().to_owned());
-        let etcd = node
-            .is(NodeRole::Etcd)
-            .then(|| first_members(spec.nodes_with(NodeRole::Etcd), known, node, begun));
         let chosen = nodes.entry(node.name.clone()).or_insert_with(|| NodeRecord {
             spec: node.clone(),
             pod_cidr,
@@ -175,27 +183,9 @@ fn choose_nodes(
         });
         chosen.spec = node.clone();
         chosen.host_key = key.or_else(|| chosen.host_key.take());
-        if chosen.etcd.is_none() {
-            chosen.etcd = etcd;
-        }
+        chosen.etcd = starts.remove(&node.name);
     }
     Ok(nodes)
-}
-
-/// The members with which a node's etcd starts: all of the wish when there is no etcd yet; later
-/// those that were there before it, and itself.
-fn first_members<'a>(
-    wished: impl Iterator<Item = &'a NodeSpec>,
-    known: &BTreeMap<String, NodeRecord>,
-    node: &NodeSpec,
-    begun: bool,
-) -> EtcdStart {
-    let is_member = |name: &str| known.get(name).is_some_and(|known| known.etcd.is_some());
-    let members = wished
-        .filter(|other| !begun || is_member(&other.name) || other.name <= node.name)
-        .map(|other| (other.name.clone(), other.address))
-        .collect();
-    EtcdStart { members, joins: begun }
 }
 
 impl Walk<'_> {
@@ -223,14 +213,17 @@ impl Walk<'_> {
     }
 
     async fn observe(&self) -> Outcome<BTreeMap<String, HostFacts>> {
+        // A machine that is down is no reason against another one.
+        let others: Vec<_> = self.hosts.values().map(|host| host.node.address).collect();
         let observe = async |host: &Host| {
-            let observe = self.world.observe(host);
+            let observe = self.world.observe(host, &others);
             let facts = self.job.journal.step("preflight", host.name(), "facts", observe).await?;
             Ok((host.name().to_owned(), facts))
         };
         let facts = all(self.hosts.values().map(observe).collect()).await?;
         let facts: BTreeMap<String, HostFacts> = facts.into_iter().collect();
-        let findings = decide_preflight(&self.world.spec, &facts, self.world.arch());
+        let (spec, identity) = (&self.world.spec, self.world.identity());
+        let findings = decide_preflight(spec, &facts, identity, self.world.arch());
         let findings: Vec<_> =
             findings.into_iter().filter(|found| !self.is_installed(&found.node)).collect();
         judge(&findings, &self.job.journal)?;
@@ -326,9 +319,21 @@ impl Walk<'_> {
 
     /// New hosts become nodes; those that are there learn of them.
     async fn join(&self, pki: &ClusterPki) -> Outcome<()> {
-        let hosts = self.hosts.values();
-        let work = hosts.map(|host| self.apply_to("nodes", host, pki, Stage::Node)).collect();
-        all(work).await.map(|_| ())
+        self.complete("nodes", pki).await
+    }
+
+    /// Brings all hosts to the last stage. Controlplane nodes that run go one after the other: an
+    /// API server that has to be told of a new member of etcd starts anew.
+    async fn complete(&self, phase: &str, pki: &ClusterPki) -> Outcome<()> {
+        let (serving, others): (Vec<&Host>, Vec<&Host>) = self.hosts.values().partition(|host| {
+            host.node.is(NodeRole::Controlplane) && self.is_installed(host.name())
+        });
+        let apply = others.into_iter().map(|host| self.apply_to(phase, host, pki, Stage::Node));
+        all(apply.collect()).await?;
+        for host in serving {
+            self.apply_to(phase, host, pki, Stage::Node).await?;
+        }
+        Ok(())
     }
 
     /// Notes that the nodes of the wish are installed.
@@ -339,16 +344,19 @@ impl Walk<'_> {
         self.job.store_nodes(&self.nodes).await
     }
 
-    /// Takes out the nodes that the wish no longer names, one after the other.
-    async fn remove(&self, pki: &ClusterPki) -> Outcome<Vec<Leftover>> {
+    /// Takes out the nodes that the wish no longer names, one after the other; those that stay
+    /// forget the way to their pods.
+    async fn remove(&mut self, pki: &ClusterPki) -> Outcome<Vec<Leftover>> {
         let mut leftovers = Vec::new();
-        let mut nodes = self.nodes.clone();
         let gone: Vec<NodeRecord> = self
             .nodes
             .values()
             .filter(|node| self.world.spec.node(&node.spec.name).is_none())
             .cloned()
             .collect();
+        if gone.is_empty() {
+            return Ok(leftovers);
+        }
         for node in gone {
             let name = &node.spec.name;
             let journal = &self.job.journal;
@@ -356,9 +364,10 @@ impl Walk<'_> {
             let clean = delete::clean_host(&self.world, &self.record.nodes, &node.spec);
             let left = journal.step("remove", name, "clean", async { Ok(clean.await) }).await?;
             leftovers.extend(left);
-            nodes.remove(name);
-            self.job.store_nodes(&nodes).await?;
+            self.nodes.remove(name);
+            self.job.store_nodes(&self.nodes).await?;
         }
+        self.complete("remove", pki).await?;
         Ok(leftovers)
     }
 }

@@ -20,14 +20,22 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// A learner of a small database catches up at once; a large one takes minutes.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Starts the members that do not run yet.
+/// Takes out the members whose nodes leave, and starts those that do not run yet.
 pub async fn ensure(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
+    let spec = &walk.world.spec;
+    for node in walk.nodes.values().filter(|node| node.etcd.is_some()) {
+        if spec.node(&node.spec.name).is_none() {
+            leave(walk, &node.spec).await?;
+        }
+    }
     let is_new = |node: &&NodeSpec| node.is(NodeRole::Etcd) && !walk.is_installed(&node.name);
-    let (joining, beginning): (Vec<&NodeSpec>, Vec<&NodeSpec>) =
-        walk.world.spec.nodes.iter().filter(is_new).partition(|node| {
-            let start = walk.nodes.get(&node.name).and_then(|node| node.etcd.as_ref());
-            start.is_some_and(|start| start.joins)
-        });
+    let start = |node: &NodeSpec| walk.nodes.get(&node.name).and_then(|node| node.etcd.as_ref());
+    let (mut joining, beginning): (Vec<&NodeSpec>, Vec<&NodeSpec>) = spec
+        .nodes
+        .iter()
+        .filter(is_new)
+        .partition(|node| start(node).is_some_and(|start| start.joins));
+    joining.sort_by_key(|node| start(node).map(|start| start.members.len()));
     // A lone member of three never becomes ready: they start together.
     let begin = async |node: &NodeSpec| {
         let host = walk.hosts.get(&node.name);
@@ -46,7 +54,7 @@ async fn join(walk: &Walk<'_>, pki: &ClusterPki, node: &NodeSpec) -> Outcome<()>
     let host = walk.hosts.get(&node.name);
     let host = host.ok_or_else(|| Failure::on(&node.name, "it is not connected"))?;
     let speaker = speaker(walk, node)?;
-    let peer = format!("https://{}:2380", node.address);
+    let peer = peer_url(node);
     let journal = &walk.job.journal;
     // etcd takes no new member while it does not know all others for some seconds.
     let add = persist(SETTLE_DEADLINE, || add(speaker, &node.name, &peer));
@@ -54,6 +62,28 @@ async fn join(walk: &Walk<'_>, pki: &ClusterPki, node: &NodeSpec) -> Outcome<()>
     walk.apply_to("etcd", host, pki, Stage::Etcd).await?;
     let promote = persist(SETTLE_DEADLINE, || promote(speaker, &peer));
     journal.step("etcd", host.name(), "promote", promote).await
+}
+
+/// Takes a member out before its machine is cleaned: the others would count a dead one as a vote.
+async fn leave(walk: &Walk<'_>, node: &NodeSpec) -> Outcome<()> {
+    let speaker = speaker(walk, node)?;
+    let peer = peer_url(node);
+    let remove = persist(SETTLE_DEADLINE, || remove(speaker, &peer));
+    walk.job.journal.step("etcd", &node.name, "remove member", remove).await
+}
+
+async fn remove(speaker: &Host, peer: &str) -> Outcome<()> {
+    match member(speaker, peer).await? {
+        None => Ok(()),
+        Some(member) => {
+            let id = format!("{:x}", member.id);
+            etcdctl(speaker, &["member", "remove", &id]).await.map(|_| ())
+        }
+    }
+}
+
+fn peer_url(node: &NodeSpec) -> String {
+    format!("https://{}:2380", node.address)
 }
 
 async fn add(speaker: &Host, name: &str, peer: &str) -> Outcome<()> {

@@ -1,10 +1,11 @@
 //! Everything that an operation knows: the wish, the record, the secrets, the files, the hosts.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use tokio::time::Instant;
 use wharf_core::{
-    cluster::{ClusterRecord, ClusterSpec, NodeRecord, NodeSpec},
+    cluster::{ClusterSpec, NodeRecord, NodeSpec},
     install::{
         document::{BundleIndex, DocumentInput, Stage, host_document},
         facts::HostFacts,
@@ -51,15 +52,20 @@ impl World {
         &self.supply.bundle.manifest().arch
     }
 
+    /// What tells the cluster from others of its name; it has one as soon as it has certificates.
+    pub fn identity(&self) -> Option<&str> {
+        self.vault.pki.as_ref().map(|pki| pki.etcd_token.as_str())
+    }
+
     pub fn reach<'a>(&'a self, known: &'a BTreeMap<String, NodeRecord>) -> Reach<'a> {
         Reach { spec: &self.spec, key: self.key.clone(), known }
     }
 
-    /// Asks a host for its facts.
-    pub async fn observe(&self, host: &Host) -> Outcome<HostFacts> {
-        let others = self.spec.nodes.iter().filter(|node| node.name != host.node.name);
+    /// Asks a host for its facts, and whether it reaches the others.
+    pub async fn observe(&self, host: &Host, others: &[Ipv4Addr]) -> Outcome<HostFacts> {
+        let others = others.iter().filter(|address| **address != host.node.address);
         let mut arguments = vec![host.node.address.to_string(), self.spec.ssh.port.to_string()];
-        arguments.extend(others.map(|node| node.address.to_string()));
+        arguments.extend(others.map(ToString::to_string));
         let before = Timestamp::now().as_second();
         let text = host.ask(FACTS_SCRIPT, &arguments).await?;
         let middle = before + (Timestamp::now().as_second() - before) / 2;
@@ -151,12 +157,14 @@ fn contents(supply: &Supply) -> (BundleIndex, Vec<Image>) {
 /// Looks at the hosts of a wish and says all that is not good about them; touches nothing.
 pub async fn preflight(world: &World, known: &BTreeMap<String, NodeRecord>) -> Vec<Finding> {
     let reach = world.reach(known);
+    let others: Vec<Ipv4Addr> = world.spec.nodes.iter().map(|node| node.address).collect();
+    let end = Instant::now() + LOOK_DEADLINE;
     let look = async |node: &NodeSpec| {
-        let facts = match reach.connect(node).await {
-            Ok(host) => world.observe(&host).await,
-            Err(failure) => Err(failure),
+        let facts = async {
+            let host = reach.connect(node).await?;
+            world.observe(&host, &others).await
         };
-        Ok((node.name.clone(), facts))
+        Ok((node.name.clone(), in_time(end, &node.name, facts).await))
     };
     let looked = all(world.spec.nodes.iter().map(look).collect()).await.unwrap_or_default();
     let mut facts = BTreeMap::new();
@@ -175,8 +183,24 @@ pub async fn preflight(world: &World, known: &BTreeMap<String, NodeRecord>) -> V
             }),
         }
     }
-    findings.extend(decide_preflight(&world.spec, &facts, world.arch()));
+    findings.extend(decide_preflight(&world.spec, &facts, world.identity(), world.arch()));
     findings
+}
+
+/// Shorter than a request may take: one host that hangs must not hide what the others said.
+pub const LOOK_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What comes too late is a failure of its host.
+pub async fn in_time<T>(
+    end: Instant,
+    host: &str,
+    work: impl Future<Output = Outcome<T>>,
+) -> Outcome<T> {
+    let late = || {
+        Failure::on(host, format!("it did not answer within {} s", LOOK_DEADLINE.as_secs()))
+            .hint("look at the machine: it may hang, or be very busy")
+    };
+    tokio::time::timeout_at(end, work).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// One host's part of a plan.
@@ -184,11 +208,6 @@ pub struct HostPlan {
     pub host: String,
     pub changes: Vec<Change>,
     pub note: Option<String>,
-}
-
-/// What an operation would do, host by host; touches nothing.
-pub async fn plan(world: &World, record: Option<&ClusterRecord>) -> Outcome<Vec<HostPlan>> {
-    super::converge::plan(world, record).await
 }
 
 /// Says something in the journal for each warning, and fails with all errors at once.
