@@ -32,6 +32,9 @@ pub struct Policy {
     pub retry: Duration,
     /// So many evictions are asked for before the facts are looked at again.
     pub parallel: usize,
+    /// On a node that has not been ready for so long, pods that are terminating count as gone, and
+    /// Jobs do not block. `None`: they are waited for.
+    pub lost_after: Option<Duration>,
 }
 
 /// Half a second: a budget that frees up is used soon, and a blocked drain costs the API server
@@ -39,6 +42,9 @@ pub struct Policy {
 const RETRY: Duration = Duration::from_millis(500);
 /// Enough to empty a full node (110 pods) in a few rounds.
 const PARALLEL: usize = 16;
+/// Kubernetes itself calls a node unready only after as long a silence; a reboot or a restart of
+/// the kubelet is over by then.
+const LOST_AFTER: Duration = Duration::from_secs(40);
 
 impl Policy {
     /// For the removal of a node, and for the drain action.
@@ -50,6 +56,7 @@ impl Policy {
             jobs: Jobs::Block,
             retry: RETRY,
             parallel: PARALLEL,
+            lost_after: Some(LOST_AFTER),
         }
     }
 }
@@ -107,6 +114,9 @@ pub fn decide_drain(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Dec
     let Some(node) = &snapshot.node else {
         return Decision::end(Verdict::Done, Vec::new(), now, Report::new(Stage::Gone, 0));
     };
+    if is_lost(node, now, policy) {
+        return decide_on_lost_node(snapshot, now, policy);
+    }
     let cordon = node.cordon.as_ref().filter(|cordon| cordon.owner == policy.owner);
     match (cordon, &node.cordon) {
         (Some(_), _) if !node.unschedulable => give_up_to_a_person(snapshot, now),
@@ -114,6 +124,22 @@ pub fn decide_drain(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Dec
         (None, Some(other)) => wait_for_other_owner(snapshot, &other.owner, now, policy),
         (None, None) => decide_rehearsal(snapshot, now, policy),
     }
+}
+
+fn is_lost(node: &NodeFacts, now: Timestamp, policy: &Policy) -> bool {
+    let lost_at = node.unready_since.zip(policy.lost_after);
+    lost_at.is_some_and(|(since, after)| since.saturating_add(after).is_ok_and(|at| now >= at))
+}
+
+/// Nobody on the node ends a pod, nor says that one has ended: those that are terminating would be
+/// waited for in vain, and a Job's pod would never finish.
+fn decide_on_lost_node(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Decision {
+    let (given_up, pods): (Vec<_>, Vec<_>) =
+        to_move(snapshot).cloned().partition(|pod| pod.terminating);
+    let policy = Policy { lost_after: None, jobs: Jobs::Evict, ..policy.clone() };
+    let mut decision = decide_drain(&Snapshot { pods, ..snapshot.clone() }, now, &policy);
+    decision.report.given_up = given_up.len();
+    decision
 }
 
 /// Somebody made the node schedulable again: it is not fought over.
@@ -144,11 +170,11 @@ fn decide_rehearsal(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Dec
     if policy.order == Order::CordonFirst {
         return Decision::go_on(vec![Action::Cordon], now, policy, report);
     }
-    let mut actions = Vec::new();
+    let mut due = Vec::new();
     let mut unanswered = 0;
     for pod in to_move(snapshot) {
         match rehearsal(pod, now, policy) {
-            Next::Ask => actions.push(Action::Rehearse(pod.pod.clone())),
+            Next::Ask => due.push(pod),
             Next::Agreed => continue,
             Next::Wait => {}
         }
@@ -159,31 +185,46 @@ fn decide_rehearsal(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Dec
         let failure = Failure::Deadline { waiting: report.waiting.clone() };
         return Decision::end(Verdict::Failed(failure), Vec::new(), now, report);
     }
+    let mut actions = in_turn(due, Action::Rehearse, policy);
     if unanswered == 0 {
         actions.push(Action::Cordon);
     }
-    actions.truncate(policy.parallel.max(1));
     Decision::go_on(actions, now, policy, report)
 }
 
 fn decide_evictions(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Decision {
     let mut report = Report::new(Stage::Evicting, to_move(snapshot).count());
     if report.left == 0 {
-        return Decision::end(Verdict::Done, Vec::new(), now, report);
+        // What was on its way to the node before the cordon shows a moment later.
+        let seen = snapshot.empty_since.and_then(|since| since.saturating_add(policy.retry).ok());
+        if now >= policy.deadline || seen.is_some_and(|seen| now >= seen) {
+            return Decision::end(Verdict::Done, Vec::new(), now, report);
+        }
+        return Decision::go_on(Vec::new(), now, policy, report);
     }
-    let mut actions = Vec::new();
+    let mut due = Vec::new();
     for pod in to_move(snapshot) {
         report.waiting.push(waiting(pod, policy));
         if is_eviction_due(pod, now, policy) {
-            actions.push(Action::Evict(pod.pod.clone()));
+            due.push(pod);
         }
     }
     if now >= policy.deadline {
         let failure = Failure::Deadline { waiting: report.waiting.clone() };
         return Decision::end(Verdict::Failed(failure), vec![Action::Uncordon], now, report);
     }
-    actions.truncate(policy.parallel.max(1));
-    Decision::go_on(actions, now, policy, report)
+    Decision::go_on(in_turn(due, Action::Evict, policy), now, policy, report)
+}
+
+/// As many as may be asked for at once: first those that never were, then those whose last try is
+/// the longest ago, so that a few that are blocked do not keep the others from their turn.
+fn in_turn(
+    mut due: Vec<&PodFacts>,
+    action: impl Fn(PodRef) -> Action,
+    policy: &Policy,
+) -> Vec<Action> {
+    due.sort_by_key(|pod| pod.last_try.as_ref().map(|last| last.at));
+    due.iter().take(policy.parallel.max(1)).map(|pod| action(pod.pod.clone())).collect()
 }
 
 /// The pods that must leave. Pods of a DaemonSet come back whatever one does, a mirror pod is

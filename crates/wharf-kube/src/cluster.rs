@@ -180,7 +180,7 @@ impl Cluster {
         let mut items = Vec::new();
         let mut params = selection.limit(PAGE);
         let what = || format!("list {path}");
-        loop {
+        for _ in 0..MOST_PAGES {
             let request = kube::core::Request::new(path).list(&params);
             let request =
                 request.map_err(|error| KubeError::of(what(), kube::Error::BuildRequest(error)))?;
@@ -191,6 +191,8 @@ impl Cluster {
                 Some(_) | None => return Ok(items),
             }
         }
+        let most = format!("it has more than {} items", MOST_PAGES * PAGE);
+        Err(KubeError::Answer { what: what(), source: most.into() })
     }
 
     /// Tries again what failed for a passing reason, until it succeeds or the time is over.
@@ -243,6 +245,8 @@ impl Cluster {
 
 /// Few enough pods for a page of some megabytes.
 const PAGE: u32 = 250;
+/// Together 250,000 items, more than Kubernetes is made for; whoever sends more sends without end.
+const MOST_PAGES: u32 = 1000;
 
 #[derive(Deserialize)]
 struct Page<T> {

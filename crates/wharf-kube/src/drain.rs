@@ -1,25 +1,27 @@
 //! Carries a drain out: looks, lets `wharf_core::drain` decide, acts, and looks again.
 //!
-//! Guarantees: pods leave by eviction alone, each by its UID; a drain that ends in any other way
-//! than [`Drained`] takes its cordon back, and a person's cordon survives it.
+//! Guarantees: pods leave by eviction alone, each by its UID; a drain that fails takes its cordon
+//! back, and a person's cordon survives it. One that is dropped leaves its cordon: whoever drops it
+//! takes it back with [`Cluster::uncordon`], which can also be done after a restart.
 //!
 //! Assumptions: nobody else drains the same node under the same owner at the same time; two would
 //! not do harm, but the first to give up would uncordon.
 
 mod observe;
 
+pub(crate) use observe::MIRROR;
+
 use std::{collections::HashMap, time::Duration};
 
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
-use tokio_util::sync::CancellationToken;
 use wharf_core::drain::{
-    Action, Answer, Decision, Failure, PodRef, Policy, Report, Try, Verdict, decide_drain,
+    Action, Answer, Decision, Failure, PodRef, Policy, Report, Stage, Try, Verdict, decide_drain,
 };
 
 use crate::{cluster::Cluster, error::KubeError, evict::Eviction};
 
-/// Whoever cancels must not wait long, also when the cluster is silent.
+/// The cordon of a drain that failed is not worth more time when the cluster is silent.
 const UNDO: Duration = Duration::from_secs(5);
 
 /// The node is cordoned and empty, or it is gone.
@@ -34,8 +36,6 @@ pub enum DrainError {
     /// The decision gave up; the node is as it was, or `uncordon` says what is left to do.
     #[error("node {node} was not drained: {failure}{}", remark(uncordon.as_ref()))]
     Failed { node: String, failure: Failure, uncordon: Option<KubeError> },
-    #[error("the drain of node {node} was canceled{}", remark(uncordon.as_ref()))]
-    Canceled { node: String, uncordon: Option<KubeError> },
     #[error("node {node} cannot be drained{}", remark(uncordon.as_ref()))]
     Kube {
         node: String,
@@ -52,26 +52,31 @@ fn remark(uncordon: Option<&KubeError>) -> String {
 /// Drains a node. `report` is called whenever there is something new to say.
 ///
 /// # Errors
-/// The deadline passed, a person stepped in, it was cancelled, or the cluster refuses; the pods
-/// that blocked are named.
+/// The deadline passed, a person stepped in, or the cluster refuses; the pods that blocked are
+/// named.
 pub async fn run(
     cluster: &Cluster,
     node: &str,
     policy: &Policy,
-    cancel: &CancellationToken,
     report: impl FnMut(&Report) + Send,
 ) -> Result<Drained, DrainError> {
-    let mut drain =
-        Drain { cluster, node, policy, tries: HashMap::new(), sets: HashMap::new(), evicted: 0 };
-    let end = cancel.run_until_cancelled(drain.run(report)).await;
+    let mut drain = Drain {
+        cluster,
+        node,
+        policy,
+        tries: HashMap::new(),
+        sets: HashMap::new(),
+        empty_since: None,
+        evicted: 0,
+    };
+    let end = drain.run(report).await;
     let node = node.to_owned();
     match end {
-        Some(Ok(None)) => Ok(Drained { evicted: drain.evicted }),
-        Some(Ok(Some((failure, uncordon)))) => Err(DrainError::Failed { node, failure, uncordon }),
-        Some(Err(source)) => {
+        Ok(None) => Ok(Drained { evicted: drain.evicted }),
+        Ok(Some((failure, uncordon))) => Err(DrainError::Failed { node, failure, uncordon }),
+        Err(source) => {
             Err(DrainError::Kube { source, uncordon: drain.uncordon().await.err(), node })
         }
-        None => Err(DrainError::Canceled { uncordon: drain.uncordon().await.err(), node }),
     }
 }
 
@@ -84,6 +89,7 @@ struct Drain<'a> {
     tries: HashMap<String, Try>,
     /// Whether a DaemonSet is there, by UID.
     sets: HashMap<String, bool>,
+    empty_since: Option<Timestamp>,
     evicted: usize,
 }
 
@@ -119,7 +125,11 @@ impl Drain<'_> {
 
     async fn decide(&mut self) -> Result<Decision, KubeError> {
         let snapshot = self.observe().await?;
-        Ok(decide_drain(&snapshot, Timestamp::now(), self.policy))
+        let now = Timestamp::now();
+        let decision = decide_drain(&snapshot, now, self.policy);
+        let is_empty = decision.report.stage == Stage::Evicting && decision.report.left == 0;
+        self.empty_since = is_empty.then(|| self.empty_since.unwrap_or(now));
+        Ok(decision)
     }
 
     async fn act(&mut self, actions: &[Action]) -> Result<(), KubeError> {

@@ -2,15 +2,17 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Container, Node, NodeStatus, PodSpec},
-    apimachinery::pkg::api::resource::Quantity,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::OwnerReference},
 };
 use kube::api::ListParams;
 use serde::Deserialize;
 
 use crate::{
     cluster::Cluster,
+    drain::MIRROR,
     error::Result,
     quantity::{parse_millis, parse_whole},
 };
@@ -39,6 +41,9 @@ pub struct NodeObservation {
     pub requests: Resources,
     /// What they really use; `None` where nobody measures.
     pub usage: Option<Usage>,
+    /// So many of them a drain would move.
+    pub movable_pods: u64,
+    pub created_at: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,16 +92,16 @@ impl Cluster {
     pub async fn observe_nodes(&self) -> Result<Vec<NodeObservation>> {
         // One after the other, so that one connection does for all: a thousand clusters are
         // watched by one process, and connections are most of what each of them costs.
-        let mut requests: BTreeMap<String, Resources> = BTreeMap::new();
-        for (node, asked) in self.list_pod_requests().await? {
-            requests.entry(node).or_default().add(asked);
+        let mut loads: BTreeMap<String, Load> = BTreeMap::new();
+        for (node, load) in self.list_pod_loads().await? {
+            loads.entry(node).or_default().add(load);
         }
         let usage = self.node_usage().await;
         let nodes = self.nodes().await?;
         let observation = |node: Node| {
             let name = node.metadata.name.clone().unwrap_or_default();
-            let requests = requests.get(&name).copied().unwrap_or_default();
-            observe(node, requests, usage.get(&name).copied())
+            let load = loads.get(&name).copied().unwrap_or_default();
+            observe(node, load, usage.get(&name).copied())
         };
         Ok(nodes.into_iter().map(observation).collect())
     }
@@ -113,11 +118,11 @@ impl Cluster {
         self.list("/api/v1/nodes", ListParams::default()).await
     }
 
-    /// The node and the requests of every pod that has a node and is not finished.
-    async fn list_pod_requests(&self) -> Result<Vec<(String, Resources)>> {
+    /// The node of every pod that has one and is not finished, with what it means for that node.
+    async fn list_pod_loads(&self) -> Result<Vec<(String, Load)>> {
         let running = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
         let pods: Vec<PodOnNode> = self.list("/api/v1/pods", running).await?;
-        let on_node = |pod: PodOnNode| Some((pod.spec.node_name.clone()?, requests_of(&pod.spec)));
+        let on_node = |pod: PodOnNode| Some((pod.spec.node_name.clone()?, pod.load()));
         Ok(pods.into_iter().filter_map(on_node).collect())
     }
 
@@ -134,10 +139,45 @@ impl Cluster {
 /// The API server passes the question on to a pod, which may be gone without a word.
 const METRICS: Duration = Duration::from_secs(3);
 
+/// What pods mean for their node.
+#[derive(Debug, Clone, Copy, Default)]
+struct Load {
+    requests: Resources,
+    movable: u64,
+}
+
+impl Load {
+    fn add(&mut self, other: Load) {
+        self.requests.add(other.requests);
+        self.movable += other.movable;
+    }
+}
+
 /// A pod without its status, which is most of it.
 #[derive(Deserialize)]
 struct PodOnNode {
+    metadata: PodMarks,
     spec: PodSpec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodMarks {
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+    #[serde(default)]
+    owner_references: Vec<OwnerReference>,
+}
+
+impl PodOnNode {
+    fn load(&self) -> Load {
+        // Pods of a DaemonSet come back whatever one does, and a mirror pod is only a picture.
+        let is_set =
+            |owner: &OwnerReference| owner.controller == Some(true) && owner.kind == "DaemonSet";
+        let stays = self.metadata.annotations.contains_key(MIRROR)
+            || self.metadata.owner_references.iter().any(is_set);
+        Load { requests: requests_of(&self.spec), movable: u64::from(!stays) }
+    }
 }
 
 #[derive(Deserialize)]
@@ -200,7 +240,7 @@ pub fn sum_capacity(nodes: &[NodeObservation]) -> Capacity {
     sum
 }
 
-fn observe(node: Node, requests: Resources, usage: Option<Usage>) -> NodeObservation {
+fn observe(node: Node, load: Load, usage: Option<Usage>) -> NodeObservation {
     let spec = node.spec.unwrap_or_default();
     let status = node.status.unwrap_or_default();
     let (ready, reason) = readiness(&status);
@@ -229,8 +269,10 @@ fn observe(node: Node, requests: Resources, usage: Option<Usage>) -> NodeObserva
         pod_cidr: spec.pod_cidr,
         capacity,
         allocatable,
-        requests,
+        requests: load.requests,
         usage,
+        movable_pods: load.movable,
+        created_at: node.metadata.creation_timestamp.map(|time| time.0),
     }
 }
 
@@ -327,8 +369,26 @@ mod tests {
                 "conditions": [{ "type": "Ready", "status": "True" }],
             },
         });
-        let asked = Resources { cpu_millis: 100, memory_bytes: 10, pods: 3 };
-        observe(serde_json::from_value(node).unwrap(), asked, usage)
+        let requests = Resources { cpu_millis: 100, memory_bytes: 10, pods: 3 };
+        let load = Load { requests, movable: 2 };
+        observe(serde_json::from_value(node).unwrap(), load, usage)
+    }
+
+    #[test]
+    fn a_drain_moves_all_but_mirror_pods_and_those_of_daemon_sets() {
+        let movable = |metadata: serde_json::Value| {
+            let pod = json!({ "metadata": metadata, "spec": { "containers": [] } });
+            serde_json::from_value::<PodOnNode>(pod).unwrap().load().movable
+        };
+        let owner = |kind: &str, controller: bool| {
+            json!({ "ownerReferences": [{ "apiVersion": "apps/v1", "kind": kind, "name": "x",
+                "uid": "1", "controller": controller }] })
+        };
+        assert_eq!(movable(json!({})), 1);
+        assert_eq!(movable(owner("ReplicaSet", true)), 1);
+        assert_eq!(movable(owner("DaemonSet", false)), 1);
+        assert_eq!(movable(owner("DaemonSet", true)), 0);
+        assert_eq!(movable(json!({ "annotations": { MIRROR: "hash" } })), 0);
     }
 
     #[test]

@@ -10,11 +10,13 @@ pub struct Report {
     /// So many pods have to leave the node yet.
     pub left: usize,
     pub waiting: Vec<Waiting>,
+    /// So many are terminating and count as gone, since nobody on the node ends them.
+    pub given_up: usize,
 }
 
 impl Report {
     pub(super) fn new(stage: Stage, left: usize) -> Self {
-        Self { stage, left, waiting: Vec::new() }
+        Self { stage, left, waiting: Vec::new(), given_up: 0 }
     }
 }
 

@@ -8,6 +8,8 @@ pub struct Snapshot {
     /// `None` when there is no such Node.
     pub node: Option<NodeFacts>,
     pub pods: Vec<PodFacts>,
+    /// Since when, in this drain, every look at the cordoned node found nothing left to move.
+    pub empty_since: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +18,8 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// The mark that one of us left on the Node with its cordon; a person leaves none.
     pub cordon: Option<Cordon>,
+    /// Since when the node has not been ready: its kubelet is silent, or says that it cannot work.
+    pub unready_since: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

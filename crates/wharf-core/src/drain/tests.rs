@@ -40,15 +40,17 @@ fn refused() -> Answer {
 
 fn node(cordon: Option<(&str, bool)>, unschedulable: bool) -> Option<NodeFacts> {
     let cordon = cordon.map(|(owner, before)| Cordon { owner: owner.to_owned(), before });
-    Some(NodeFacts { name: "n1".to_owned(), unschedulable, cordon })
+    Some(NodeFacts { name: "n1".to_owned(), unschedulable, cordon, unready_since: None })
 }
 
 fn fresh(pods: Vec<PodFacts>) -> Snapshot {
-    Snapshot { node: node(None, false), pods }
+    Snapshot { node: node(None, false), pods, empty_since: None }
 }
 
+/// Looked at before, a second ago at the latest.
 fn cordoned(pods: Vec<PodFacts>) -> Snapshot {
-    Snapshot { node: node(Some((OWNER, false)), true), pods }
+    let empty_since = pods.is_empty().then(|| at(9));
+    Snapshot { node: node(Some((OWNER, false)), true), pods, empty_since }
 }
 
 /// A decision as one line: verdict, actions, what is waited for.
@@ -115,7 +117,49 @@ fn pods_of_daemon_sets_mirror_pods_and_finished_pods_stay_and_do_not_block() {
         PodFacts { finished: true, controller: Controller::Job, ..pod("job-done") },
     ];
     assert_eq!(line(&fresh(staying.clone()), 10), "going | cordon");
-    assert_eq!(line(&cordoned(staying), 10), "done | ");
+    let looked = Snapshot { empty_since: Some(at(9)), ..cordoned(staying) };
+    assert_eq!(line(&looked, 10), "done | ");
+}
+
+#[test]
+fn an_empty_node_is_looked_at_once_more_before_it_counts_as_drained() {
+    let first = Snapshot { empty_since: None, ..cordoned(vec![]) };
+    assert_eq!(line(&first, 10), "going | ");
+    assert_eq!(decide_drain(&first, at(10), &policy()).wake_at, at(10) + RETRY);
+    let again = |since| Snapshot { empty_since: Some(at(since)), ..first.clone() };
+    assert_eq!(line(&again(10), 10), "going | ");
+    assert_eq!(line(&again(9), 10), "done | ");
+}
+
+#[test]
+fn on_a_lost_node_terminating_pods_count_as_gone_and_jobs_do_not_block() {
+    let since = |unready: i64, pods: Vec<PodFacts>| {
+        let mut snapshot = cordoned(pods);
+        snapshot.node.as_mut().unwrap().unready_since = Some(at(unready));
+        Snapshot { empty_since: Some(at(1)), ..snapshot }
+    };
+    let ending = || vec![PodFacts { terminating: true, ..pod("a") }];
+    assert_eq!(line(&since(20, ending()), 50), "going | ", "it may come back");
+    assert_eq!(line(&since(10, ending()), 50), "done | ");
+    assert_eq!(decide_drain(&since(10, ending()), at(50), &policy()).report.given_up, 1);
+    let job = || vec![PodFacts { controller: Controller::Job, ..pod("job") }];
+    assert_eq!(line(&since(20, job()), 50), "going | ");
+    assert_eq!(line(&since(10, job()), 50), "going | evict job");
+    let waiting = Policy { lost_after: None, ..policy() };
+    assert_eq!(line_by(&since(10, ending()), 50, &waiting), "going | ");
+}
+
+#[test]
+fn blocked_pods_do_not_keep_others_from_their_turn() {
+    let few = Policy { parallel: 2, ..policy() };
+    let pods = vec![
+        tried("a", 5, refused()),
+        tried("b", 3, refused()),
+        tried("c", 4, refused()),
+        pod("d"),
+    ];
+    assert_eq!(line_by(&fresh(pods.clone()), 10, &few), "going | rehearse d, rehearse b");
+    assert_eq!(line_by(&cordoned(pods), 10, &few), "going | evict d, evict b");
 }
 
 #[test]
@@ -143,14 +187,16 @@ fn a_missed_deadline_names_the_pod_and_its_budget_and_takes_our_cordon_back() {
 
 #[test]
 fn a_person_who_uncordons_ends_the_drain() {
-    let snapshot = Snapshot { node: node(Some((OWNER, false)), false), pods: vec![pod("a")] };
+    let node = node(Some((OWNER, false)), false);
+    let snapshot = Snapshot { node, ..fresh(vec![pod("a")]) };
     let expected = "failed: somebody made the node schedulable again | uncordon";
     assert_eq!(line(&snapshot, 10), expected);
 }
 
 #[test]
 fn a_cordon_of_another_owner_is_waited_for_and_never_lifted() {
-    let snapshot = Snapshot { node: node(Some(("repair 7", false)), true), pods: vec![pod("a")] };
+    let node = node(Some(("repair 7", false)), true);
+    let snapshot = Snapshot { node, ..fresh(vec![pod("a")]) };
     assert_eq!(line(&snapshot, 10), "going | ");
     let expected = "failed: the deadline passed: the node is cordoned by repair 7 | ";
     assert_eq!(line(&snapshot, 100), expected);
@@ -158,9 +204,9 @@ fn a_cordon_of_another_owner_is_waited_for_and_never_lifted() {
 
 #[test]
 fn a_cordon_of_a_person_is_joined() {
-    let snapshot = Snapshot { node: node(None, true), pods: vec![pod("a")] };
+    let snapshot = Snapshot { node: node(None, true), ..fresh(vec![pod("a")]) };
     assert_eq!(line(&snapshot, 10), "going | rehearse a");
-    let ours = Snapshot { node: node(Some((OWNER, true)), true), pods: vec![] };
+    let ours = Snapshot { node: node(Some((OWNER, true)), true), ..cordoned(vec![]) };
     assert_eq!(line(&ours, 10), "done | ");
 }
 
@@ -227,6 +273,8 @@ fn a_whole_drain_of_a_model_ends_with_an_empty_cordoned_node() {
     let frees_up = at(20);
     for _ in 0..1000 {
         let decision = decide_drain(&snapshot, now, &policy());
+        let is_empty = decision.report.left == 0 && decision.report.stage == Stage::Evicting;
+        snapshot.empty_since = is_empty.then(|| snapshot.empty_since.unwrap_or(now));
         if decision.verdict == Verdict::Done {
             let names: Vec<_> = snapshot.pods.iter().map(|pod| pod.pod.name.as_str()).collect();
             assert_eq!(names, ["proxy"]);

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use k8s_openapi::{
-    api::apps::v1::DaemonSet,
+    api::{apps::v1::DaemonSet, core::v1::Node},
     apimachinery::pkg::apis::meta::v1::{OwnerReference, Time},
 };
 use kube::api::{Api, ListParams};
@@ -17,7 +18,7 @@ use crate::{
 };
 
 /// Kubelet puts it on the picture of a static pod.
-const MIRROR: &str = "kubernetes.io/config.mirror";
+pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What is needed of a pod; the rest is not kept.
 #[derive(Deserialize)]
@@ -65,8 +66,9 @@ impl Drain<'_> {
             name: self.node.to_owned(),
             unschedulable: is_unschedulable(&node),
             cordon: mark(&node),
+            unready_since: unready_since(&node),
         };
-        Ok(Snapshot { node: Some(node), pods })
+        Ok(Snapshot { node: Some(node), pods, empty_since: self.empty_since })
     }
 
     async fn facts(&mut self, seen: PodSeen) -> Result<PodFacts> {
@@ -109,4 +111,11 @@ impl Drain<'_> {
         self.sets.insert(owner.uid.clone(), there);
         Ok(there)
     }
+}
+
+/// A node whose kubelet never said anything may be about to come.
+fn unready_since(node: &Node) -> Option<Timestamp> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
+    (ready.status != "True").then_some(ready.last_transition_time.as_ref()?.0)
 }

@@ -7,10 +7,9 @@ use std::{
 
 use jiff::Timestamp;
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 use wharf_core::drain::{Policy, Waiting};
 use wharf_kube::{
-    CORDON_OWNER, Cluster,
+    CORDON_OWNER, Cluster, Uncordoned,
     drain::{self, DrainError, Drained},
 };
 
@@ -22,21 +21,19 @@ const OWNER: &str = "update demo";
 struct Running {
     task: tokio::task::JoinHandle<Result<Drained, DrainError>>,
     said: Arc<Mutex<Vec<String>>>,
-    cancel: CancellationToken,
 }
 
 fn start(cluster: Cluster, node: &'static str, within: Duration) -> Running {
     let said = Arc::new(Mutex::new(Vec::new()));
-    let cancel = CancellationToken::new();
-    let (log, stop) = (said.clone(), cancel.clone());
+    let log = said.clone();
     let task = tokio::spawn(async move {
         let policy = Policy::removal(OWNER, Timestamp::now() + within);
-        drain::run(&cluster, node, &policy, &stop, |report| {
+        drain::run(&cluster, node, &policy, |report| {
             log.lock().unwrap().extend(report.waiting.iter().map(Waiting::to_string));
         })
         .await
     });
-    Running { task, said, cancel }
+    Running { task, said }
 }
 
 impl Running {
@@ -170,7 +167,7 @@ async fn a_running_job_blocks_the_drain_before_anything_is_touched() {
 }
 
 #[tokio::test]
-async fn a_cancelled_drain_uncordons_and_waits_for_a_pod_that_ends_slowly_until_then() {
+async fn a_drain_waits_for_a_pod_that_ends_slowly_and_the_cordon_of_a_dropped_one_is_taken_back() {
     let world = world();
     world.node("slow");
     // With a grace period it stays until its kubelet ends it, and there is none.
@@ -181,9 +178,9 @@ async fn a_cancelled_drain_uncordons_and_waits_for_a_pod_that_ends_slowly_until_
     let drain = start(world.cluster(), "slow", DEADLINE);
     drain.wait_until_it_says("pod default/slow-0 is terminating").await;
     assert!(world.is_unschedulable("slow"));
-    drain.cancel.cancel();
-    let error = drain.end().await.unwrap_err();
-    assert!(matches!(error, DrainError::Canceled { uncordon: None, .. }), "{error}");
+    drain.task.abort();
+    assert!(drain.task.await.unwrap_err().is_cancelled());
+    assert_eq!(world.cluster().uncordon("slow", OWNER).await.unwrap(), Uncordoned::Schedulable);
     assert!(!world.is_unschedulable("slow") && !has_our_mark(&world, "slow"));
 
     // The pod's end is seen by its UID: another of its name, elsewhere, does not matter.
@@ -192,6 +189,26 @@ async fn a_cancelled_drain_uncordons_and_waits_for_a_pod_that_ends_slowly_until_
     world.kubectl(&["delete", "pod", "slow-0", "--force", "--grace-period=0"], "");
     assert_eq!(drain.end().await.unwrap(), Drained { evicted: 0 });
     assert!(made["metadata"]["uid"].is_string());
+}
+
+#[tokio::test]
+async fn a_dead_node_is_drained_although_nobody_ends_its_pods() {
+    let world = world();
+    world.node("dead");
+    world.create(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "dead-0" },
+        "spec": { "nodeName": "dead", "containers": [{ "name": "main", "image": "none" }] },
+    }));
+    let since = Timestamp::now() - Duration::from_secs(60);
+    let since = since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let status = json!({ "status": { "conditions": [{ "type": "Ready", "status": "Unknown",
+        "reason": "NodeStatusUnknown", "lastTransitionTime": since,
+        "lastHeartbeatTime": since }] } });
+    let patch = status.to_string();
+    world.kubectl(&["patch", "node", "dead", "--subresource=status", "-p", &patch], "");
+    let drained = start(world.cluster(), "dead", DEADLINE).end().await.unwrap();
+    assert_eq!(drained, Drained { evicted: 1 });
+    assert!(world.is_unschedulable("dead"));
 }
 
 #[tokio::test]
