@@ -3,6 +3,7 @@
 use std::{net::Ipv4Addr, path::PathBuf, process::Command};
 
 use serde_json::json;
+use wharf_bundle::{Bundle, catalogue::compare_versions};
 use wharf_testbed::{Host, HostOptions, Options, TestBed};
 
 use crate::{CONTROL, WORKER, bed::Bed, nodes_ready};
@@ -35,6 +36,10 @@ fn a_cluster_spans_two_networks_and_is_installed_over_a_jump_host() {
     }
 
     let mut wish = bed.wish("far", &[("node1", CONTROL)]);
+    // Where the cache has several versions, the oldest: its programs did not come with the machines
+    // and are uploaded.
+    let version = oldest_version();
+    wish["kubernetesVersion"] = json!(version);
     let node = json!({"name": "far1", "address": there.address().to_string(), "roles": WORKER});
     wish["nodes"].as_array_mut().unwrap().push(node);
     let refused = bed.send(&["create"], &wish).exits(1);
@@ -44,14 +49,25 @@ fn a_cluster_spans_two_networks_and_is_installed_over_a_jump_host() {
     bed.send(&["update", "far"], &wish).ok();
     // The proof at the end of an installation is that pods reach each other; here is the way.
     assert_eq!((bed.status("far").as_str(), nodes_ready(&bed, "far")), ("Running", 2));
+    let kubelets = "jsonpath={.items[*].status.nodeInfo.kubeletVersion}";
+    let kubelets = bed.kubectl("far", &["get", "nodes", "-o", kubelets]).unwrap();
+    assert_eq!(kubelets, format!("v{version} v{version}"));
     for network in &networks {
         let routes = network.run(&["ip", "route"]);
-        assert!(routes.contains("dev wharf-vx onlink"), "{routes}");
+        assert!(routes.contains("dev wharf-vx"), "{routes}");
     }
     bed.world.local(&["cluster", "delete", "far", "--yes"]).ok();
     for host in [near, there] {
         assert!(!host.root().join("opt/wharf").exists(), "{}", host.name());
     }
+}
+
+fn oldest_version() -> String {
+    let bundles = wharf_testbed::cache_dir().unwrap().join("bundles");
+    let bundles = std::fs::read_dir(bundles).unwrap().flatten();
+    let bundles = bundles.filter_map(|entry| Bundle::open(&entry.path()).ok());
+    let versions = bundles.map(|bundle| bundle.manifest().kubernetes.clone());
+    versions.min_by(|a, b| compare_versions(a, b)).unwrap()
 }
 
 /// A host's network, entered from outside.

@@ -18,7 +18,7 @@ mod world;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use wharf_testbed::wait_for;
 
 use bed::{Bed, DEADLINE, assert_as_before, inventory, stamps};
@@ -110,6 +110,29 @@ fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
     let again: BTreeMap<_, _> = hosts[1..5].iter().map(|h| (*h, pids(&bed, h))).collect();
     assert_eq!(running, again);
 
+    // While data lies on it, it stays; nothing was begun.
+    let begun = bed.operations("life").len();
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "data"},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+            "local": {"path": "/mnt"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node6"]},
+            ]}]}},
+        },
+    });
+    bed.apply("life", &[volume]);
+    let refused = bed.send(&["update", "life"], &wish).exits(1);
+    assert!(refused.stderr.contains("node node6 used by storage"), "{refused:?}");
+    bed.kubectl("life", &["delete", "pv", "data"]).unwrap();
+    let storage = "node-role.kubernetes.io/storage";
+    bed.kubectl("life", &["label", "node", "node6", &format!("{storage}=true")]).unwrap();
+    let refused = bed.send(&["update", "life"], &wish).exits(1);
+    assert!(refused.stderr.contains("node node6 used by storage"), "{refused:?}");
+    bed.kubectl("life", &["label", "node", "node6", &format!("{storage}-")]).unwrap();
+    assert_eq!(bed.operations("life").len(), begun);
+
     // And goes; its machine is as it was.
     bed.send(&["update", "life"], &wish).ok();
     assert_eq!(nodes_ready(&bed, "life"), 5);
@@ -117,7 +140,8 @@ fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
 
     // A controlplane node is not removed.
     let fewer = bed.wish("life", &nodes[1..]);
-    bed.send(&["update", "life"], &fewer).exits(1);
+    let refused = bed.send(&["update", "life"], &fewer).exits(1);
+    assert!(refused.stderr.contains("controlplane node only can add"), "{refused:?}");
 
     bed.world.local(&["cluster", "delete", "life", "--yes"]).ok();
     for host in hosts {
