@@ -84,7 +84,15 @@ fn document(host: &Host) -> HostDocument {
     let (name, text, wanted) = (CONTAINERD.to_owned(), text.to_owned(), Wanted::Present);
     document.units = vec![Unit { name, text, wanted, inputs }];
     document.grown = Grown {
-        directories: vec!["/var/lib/containerd/wharf".to_owned()],
+        directories: [
+            "/var/lib/containerd/wharf",
+            "/run/wharf/containerd",
+            "/run/wharf/runc",
+            "/run/wharf/fifo",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        shared: vec!["/run/containerd/s".to_owned(), "/run/containerd".to_owned()],
         cgroups: vec!["kubepods".to_owned()],
         ..Grown::default()
     };

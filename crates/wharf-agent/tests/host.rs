@@ -66,11 +66,14 @@ fn document() -> HostDocument {
             service("wharf-two.service", "/bin/sleep infinity", &["/etc/wharf/two.conf"]),
         ],
         grown: Grown {
-            directories: vec!["/var/lib/kubelet".to_owned(), "/var/log/pods".to_owned()],
+            directories: ["/var/lib/kubelet", "/var/log/pods", "/run/wharf/containerd"]
+                .map(str::to_owned)
+                .to_vec(),
             links: vec!["wharf0".to_owned()],
             nft_tables: vec!["ip wharf".to_owned(), "ip kube-proxy".to_owned()],
             cgroups: vec!["kubepods".to_owned()],
             netns_prefixes: vec!["cni-".to_owned()],
+            shared: vec!["/var/lib/cni/results".to_owned(), "/var/lib/cni".to_owned()],
         },
         ..HostDocument::default()
     }
@@ -108,6 +111,9 @@ fn grow(host: &Host) {
         ip address add 10.99.0.1/24 dev wharf0
         ip route add 10.98.0.0/24 dev host0 proto 117
         nft add table ip wharf
+        nft add table ip cni_hostport
+        mkdir -p /var/lib/cni/results
+        touch /var/lib/cni/results/wharf-1-eth0
         for c in /sys/fs/cgroup/*/; do mkdir -p $c/kubepods/pod1; done",
     );
     start_process(

@@ -54,7 +54,8 @@ impl<'a> Applying<'a> {
         decide::check(document, stored.as_ref())?;
         let mut checked = Checked::load(root);
         let observed = observe(root, document, stored.as_ref(), &mut checked)?;
-        let made = stored.clone().unwrap_or_else(|| decide::first_record(document, &observed));
+        let first = || Made::new(&document.cluster, &document.identity);
+        let made = stored.clone().unwrap_or_else(first);
         let steps = decide::decide_ground(document, &made, &observed, self.dry_run)?;
         let starts = decide::decide_starts(document, &observed);
         if self.dry_run {

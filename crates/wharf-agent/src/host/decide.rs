@@ -13,7 +13,7 @@ use wharf_core::install::host::{
 use super::failure::{Telling, failure};
 use super::files::{Found, sha256};
 use super::kernel::plain;
-use super::made::{Made, NAMESPACES, PLACES, Setting};
+use super::made::{Made, NAMESPACES, Setting};
 use super::paths::{ancestors, is_sound, may_remove_file, may_remove_tree};
 use super::units::{Activity, Start, UnitState, unit_path};
 
@@ -78,11 +78,17 @@ impl Step<'_> {
 
 /// Refuses a document that no host can follow, and the host of another cluster.
 pub fn check(document: &HostDocument, made: Option<&Made>) -> Result<(), HostFailure> {
-    if let Some(made) = made.filter(|made| made.cluster != document.cluster) {
+    let of_other =
+        |made: &&Made| (&made.cluster, &made.identity) != (&document.cluster, &document.identity);
+    if let Some(made) = made.filter(of_other) {
         let (theirs, ours) = (&made.cluster, &document.cluster);
-        let message = format!("the host belongs to cluster {theirs}, the document is for {ours}");
+        let message = match theirs == ours {
+            true => format!("the host holds another cluster that is named {ours} too"),
+            false => format!("the host belongs to cluster {theirs}, the document is for {ours}"),
+        };
         return Err(failure("read the document", message).hint(format!(
-            "remove the host from {theirs}, or run `wharf agent host remove` on it"
+            "delete that cluster, or clean the host with `{}/bin/wharf agent host remove` on it",
+            place::PROGRAMS
         )));
     }
     let bad =
@@ -115,13 +121,14 @@ pub fn check(document: &HostDocument, made: Option<&Made>) -> Result<(), HostFai
 
 /// All paths that a decision looks at.
 pub fn concerned_paths(document: &HostDocument, made: Option<&Made>) -> BTreeSet<String> {
-    let mut paths: BTreeSet<String> = PLACES.iter().map(|place| (*place).to_owned()).collect();
+    let mut paths = BTreeSet::new();
     for path in named_paths(document) {
         paths.extend(ancestors(&path).map(str::to_owned));
         paths.insert(path);
     }
     paths.extend(document.units.iter().flat_map(|unit| unit.inputs.iter().cloned()));
     paths.extend(document.grown.directories.iter().cloned());
+    paths.extend(document.grown.shared.iter().cloned());
     paths.insert(NAMESPACES.to_owned());
     paths.extend(made.iter().flat_map(|made| made.files.iter().cloned()));
     paths
@@ -138,22 +145,6 @@ fn named_files(document: &HostDocument) -> BTreeSet<String> {
     let links = document.links.iter().map(|link| link.path.clone());
     let units = document.units.iter().map(|unit| unit_path(&unit.name));
     files.chain(links).chain(units).collect()
-}
-
-/// The record as it is before the first document: a place that exists with something in it may be
-/// somebody else's, save for the programs, which the server has just uploaded.
-pub fn first_record(document: &HostDocument, observed: &Observed) -> Made {
-    let mut made = Made::new(&document.cluster);
-    let fresh = |place: &str| {
-        let new = match observed.at(place) {
-            Found::Nothing => true,
-            Found::Directory { empty, .. } => *empty,
-            Found::File { .. } | Found::Link { .. } | Found::Other => false,
-        };
-        new || place == place::PROGRAMS
-    };
-    made.whole = PLACES.iter().copied().filter(|place| fresh(place)).map(str::to_owned).collect();
-    made
 }
 
 /// Everything up to the start of units. An error means that nothing may be touched.
@@ -371,8 +362,6 @@ pub fn record(
             Step::StopUnit(_) | Step::RemoveFile(_) => {}
         }
     }
-    let in_places = named_files(document).into_iter().filter(|path| made.in_a_place(path));
-    record.files.extend(in_places);
     let stale = made.units.iter().filter(|name| !document.units.iter().any(|u| u.name == **name));
     let named = document.units.iter().map(|unit| &unit.name);
     record.units = stale.chain(named).cloned().collect();
@@ -380,13 +369,10 @@ pub fn record(
     if first && *observed.at(NAMESPACES) == Found::Nothing {
         record.directories.insert(NAMESPACES.to_owned());
     }
-    for path in &document.grown.directories {
-        let new = !made.grown.directories.contains(path) && !record.owns(path);
-        // A place that is not ours as a whole is not emptied either.
-        if PLACES.contains(&path.as_str()) {
-            continue;
-        }
-        if new && *observed.at(path) != Found::Nothing {
+    let (known, named) = (&made.grown, &document.grown);
+    for path in named.directories.iter().chain(&named.shared) {
+        let old = known.directories.contains(path) || known.shared.contains(path);
+        if !old && !record.owns(path) && *observed.at(path) != Found::Nothing {
             record.kept.insert(path.clone());
         }
     }

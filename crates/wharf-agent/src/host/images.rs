@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use wharf_core::install::components::containerd::SOCKET;
 use wharf_core::install::host::{HostFailure, Image};
 
 use super::failure::{Telling, failure, succeeded, tail};
@@ -10,7 +11,6 @@ use super::root::{Root, wait_until};
 
 /// The unit that images wait for.
 pub const CONTAINERD_UNIT: &str = "wharf-containerd.service";
-pub const CONTAINERD_SOCKET: &str = "/run/wharf/containerd/containerd.sock";
 const CTR: &str = "/opt/wharf/bin/ctr";
 /// The namespace in which kubelet looks for images.
 const NAMESPACE: &str = "k8s.io";
@@ -52,7 +52,7 @@ pub fn import(root: &Root, image: &Image, path: &str) -> Result<(), HostFailure>
 }
 
 fn ctr(root: &Root, arguments: &[&str], deadline: Duration) -> std::io::Result<super::root::Ran> {
-    let mut all = vec!["--address", CONTAINERD_SOCKET, "--namespace", NAMESPACE];
+    let mut all = vec!["--address", SOCKET, "--namespace", NAMESPACE];
     all.extend(arguments);
     root.run(CTR, &all, deadline)
 }

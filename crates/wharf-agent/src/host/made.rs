@@ -11,13 +11,13 @@ use wharf_core::install::host::{Grown, HostFailure, place};
 
 use super::failure::{Telling, failure};
 use super::files;
-use super::paths::is_below;
 use super::root::Root;
 
 /// The record's format. A later one will know how to read earlier ones.
 const FORMAT: u32 = 1;
 
-/// The four directories that carry our name.
+/// The four directories that carry our name. Others may have something in them too, as a server of
+/// ours has its store, so only what documents name there is ours.
 pub const PLACES: [&str; 4] = [place::PROGRAMS, place::CONFIG, place::DATA, place::RUN];
 
 /// Where named network namespaces are. Whoever makes the first one makes the directory.
@@ -27,8 +27,8 @@ pub const NAMESPACES: &str = "/run/netns";
 pub struct Made {
     format: u32,
     pub cluster: String,
-    /// Those of [`PLACES`] that were not there before us: they go with everything in them.
-    pub whole: BTreeSet<String>,
+    #[serde(default)]
+    pub identity: String,
     pub directories: BTreeSet<String>,
     /// Files, symbolic links and unit files.
     pub files: BTreeSet<String>,
@@ -39,7 +39,7 @@ pub struct Made {
     /// begun to use them, and an unused one harms nobody.
     pub modules: BTreeSet<String>,
     pub grown: Grown,
-    /// Directories of `grown` that were there before us: emptied, but kept.
+    /// Directories of `grown` that were there before us: they stay.
     pub kept: BTreeSet<String>,
 }
 
@@ -51,11 +51,11 @@ pub struct Setting {
 }
 
 impl Made {
-    pub fn new(cluster: &str) -> Self {
+    pub fn new(cluster: &str, identity: &str) -> Self {
         Self {
             format: FORMAT,
             cluster: cluster.to_owned(),
-            whole: BTreeSet::new(),
+            identity: identity.to_owned(),
             directories: BTreeSet::new(),
             files: BTreeSet::new(),
             units: Vec::new(),
@@ -68,12 +68,7 @@ impl Made {
 
     /// Whether what is at this path is ours to overwrite or remove.
     pub fn owns(&self, path: &str) -> bool {
-        self.files.contains(path) || self.directories.contains(path) || self.in_a_place(path)
-    }
-
-    /// Whether the path is one of our places, or below one.
-    pub fn in_a_place(&self, path: &str) -> bool {
-        self.whole.iter().any(|place| path == place || is_below(path, place))
+        self.files.contains(path) || self.directories.contains(path)
     }
 
     /// Joins what a removal takes away: what an earlier document let grow may still be there.
@@ -83,6 +78,7 @@ impl Made {
         join(&mut self.grown.nft_tables, &grown.nft_tables);
         join(&mut self.grown.cgroups, &grown.cgroups);
         join(&mut self.grown.netns_prefixes, &grown.netns_prefixes);
+        join(&mut self.grown.shared, &grown.shared);
     }
 
     pub fn load(root: &Root) -> Result<Option<Self>, HostFailure> {

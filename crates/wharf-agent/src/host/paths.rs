@@ -5,12 +5,18 @@
 const PROTECTED: &[&str] = &[
     "/etc/cni",
     "/etc/systemd/system",
+    "/etc/wharf",
     "/home",
+    "/opt/wharf",
+    "/run/containerd",
     "/run/systemd",
+    "/run/wharf",
     "/usr/local/bin",
+    "/var/lib/cni",
     "/var/lib/containerd",
     "/var/lib/docker",
     "/var/lib/dpkg",
+    "/var/lib/wharf",
     "/var/log/journal",
 ];
 
@@ -94,14 +100,21 @@ mod tests {
             "/opt/wharf/.",
             "/root/keys",
             "/etc/ssh/keys",
-        ] {
-            assert!(!may_remove_tree(path), "{path}");
-        }
-        for path in [
+            "/run/containerd",
+            "/var/lib/cni",
+            // Others may have something in our own places too.
             "/opt/wharf",
             "/etc/wharf",
             "/var/lib/wharf",
             "/run/wharf",
+        ] {
+            assert!(!may_remove_tree(path), "{path}");
+        }
+        for path in [
+            "/opt/wharf/bin",
+            "/etc/wharf/pki",
+            "/var/lib/wharf/etcd",
+            "/run/wharf/containerd",
             "/var/lib/kubelet",
             "/var/lib/containerd/wharf",
             "/var/log/pods",

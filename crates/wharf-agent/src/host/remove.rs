@@ -7,9 +7,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use wharf_core::install::components::{NAMES, etcd};
+use wharf_core::install::credentials::path as pki;
 use wharf_core::install::host::{Action, Change, HostFailure, Leftover, RemovalReport, place};
 
 use super::bundled::STATE;
@@ -22,22 +24,30 @@ use super::{files, kernel};
 mod cgroups;
 mod mounts;
 mod network;
+mod pods;
 mod processes;
 mod tree;
 
 /// Killed processes need a moment to be gone, and their cgroups with them.
 const END_DEADLINE: Duration = Duration::from_secs(20);
 
+/// Where the server puts files of the bundle, before there is a document and a record.
+const UPLOADS: &str = "/opt/wharf/files";
+
+/// Others need it as soon as they run containers.
+const FORWARDING: &str = "net.ipv4.ip_forward";
+
 /// Removes what the record names, as far as it can.
 ///
 /// Flow: stop units; end containers; take away their namespaces, links, tables and routes; unmount;
 /// remove directories, files and units; restore settings; remove our own places, the record last.
+/// Guarantees: nothing is unmounted or removed below a unit that still runs.
 pub fn remove(root: &Root, dry_run: bool) -> RemovalReport {
     let report = RemovalReport::default();
     let mut removal =
-        Removal { root, made: Made::new(""), dry_run, report, may_be_repeated: false };
+        Removal { root, made: Made::new("", ""), dry_run, report, may_be_repeated: false };
     if let Err(failure) = removal.run() {
-        removal.left(place::MADE, failure.message);
+        removal.failed(place::MADE, failure);
     }
     removal.report
 }
@@ -56,26 +66,28 @@ impl Removal<'_> {
         let _lock = self.root.lock()?;
         match Made::load(self.root)? {
             Some(made) => self.made = made,
-            // Nothing was ever made, though files may have been uploaded; or the first document or
-            // a removal was killed beside the record, and an empty place is left.
-            None => {
-                let empty =
-                    PLACES.iter().filter(|place| files::holds_nothing(&self.root.path(place)));
-                self.made.whole = empty.map(|place| (*place).to_owned()).collect();
-                self.made.whole.insert(place::PROGRAMS.to_owned());
-            }
+            // Nothing was ever made, though files may have been uploaded; or a removal was killed
+            // after it had removed the record, and an empty place is left.
+            None => self.name_what_has_no_record(),
         }
-        self.stop_units();
+        if !self.stop_units() {
+            self.keep_the_record();
+            return Ok(());
+        }
         self.end_containers();
+        let pods = pods::ours(self.root, &self.made.grown.directories);
         self.remove_shim_sockets();
-        self.remove_network();
+        self.remove_network(&pods);
+        self.remove_from_shared(&pods);
         self.remove_cgroups();
         self.unmount();
-        self.remove_grown_directories();
+        self.remove_trees(|tree| !is_below(tree, place::PROGRAMS));
         self.remove_files();
         self.remove_directories();
         self.forget_units();
         self.restore_sysctls();
+        // The program that runs this lies in one of them, which Linux does not mind.
+        self.remove_trees(|tree| is_below(tree, place::PROGRAMS));
         self.remove_places();
         Ok(())
     }
@@ -96,12 +108,35 @@ impl Removal<'_> {
         self.report.leftovers.push(Leftover { item: item.to_owned(), reason: reason.into() });
     }
 
-    fn stop_units(&mut self) {
+    fn failed(&mut self, item: &str, failure: HostFailure) {
+        let HostFailure { step, message, detail, hint } = failure;
+        let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
+        let reason = format!("{step}: {message}{hint}\n{detail}");
+        self.left(item, reason.trim_end());
+    }
+
+    /// What looks like ours and may be, but nobody can say what else it was made with.
+    fn name_what_has_no_record(&mut self) {
+        let units = NAMES.map(|name| units::unit_path(&format!("wharf-{name}.service")));
+        let data = [etcd::DATA, pki::DIRECTORY].map(str::to_owned);
+        for path in units.into_iter().chain(data) {
+            if self.root.path(&path).symlink_metadata().is_ok() {
+                let reason = format!("{} is gone, which says what was made here", place::MADE);
+                self.left(&path, reason);
+            }
+        }
+    }
+
+    /// `false` when one may still run.
+    fn stop_units(&mut self) -> bool {
         let names: Vec<String> = self.made.units.clone();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let states = match units::observe(self.root, &names) {
             Ok(states) => states,
-            Err(failure) => return self.left("units", failure.message),
+            Err(failure) => {
+                self.failed("units", failure);
+                return false;
+            }
         };
         let runs =
             |name: &&str| states.get(*name).is_some_and(|state| state.active != Activity::Inactive);
@@ -109,18 +144,22 @@ impl Removal<'_> {
             let (action, subject) = (Action::StopUnit, (*name).to_owned());
             self.report.changes.push(Change { action, subject });
         }
-        if !self.dry_run
-            && let Err(failure) = units::stop(self.root, &names)
-        {
-            self.left(&names.join(", "), failure.message);
-        }
+        let stopped = if self.dry_run { Ok(()) } else { units::stop(self.root, &names) };
+        stopped.map_err(|failure| self.failed(&names.join(", "), failure)).is_ok()
+    }
+
+    fn cgroups(&mut self) -> Vec<PathBuf> {
+        cgroups::directories(self.root, &self.made.grown.cgroups).unwrap_or_else(|error| {
+            self.left("cgroups", format!("mounts cannot be read: {error}"));
+            Vec::new()
+        })
     }
 
     /// Containers outlive containerd, so they are ended one by one: what lives in the pods'
     /// cgroups, and the processes of our containerd that watch over them.
     fn end_containers(&mut self) {
         let root = self.root;
-        let cgroups = cgroups::directories(root, &self.made.grown.cgroups);
+        let cgroups = self.cgroups();
         if self.dry_run {
             return;
         }
@@ -142,25 +181,14 @@ impl Removal<'_> {
         }
     }
 
-    /// Their directory is shared with other containerds; it goes only if nothing else uses it.
     fn remove_shim_sockets(&mut self) {
-        let sockets = processes::shim_sockets(self.root);
-        for socket in &sockets {
-            let remove = |root: &Root| files::remove_file(&root.path(socket)).map(drop);
-            self.act(Action::Remove, socket, remove);
-        }
-        if self.dry_run || sockets.is_empty() {
-            return;
-        }
-        let parent = self.root.path(processes::SOCKETS_PARENT);
-        let alone = fs::read_dir(&parent).is_ok_and(|entries| entries.count() == 1);
-        // Either fails if something is in it, and then it is somebody else's.
-        if alone && fs::remove_dir(self.root.path(processes::SOCKETS)).is_ok() {
-            let _ = fs::remove_dir(parent);
+        for socket in processes::shim_sockets(self.root) {
+            let remove = |root: &Root| files::remove_file(&root.path(&socket)).map(drop);
+            self.act(Action::Remove, &socket, remove);
         }
     }
 
-    fn remove_network(&mut self) {
+    fn remove_network(&mut self, pods: &pods::Pods) {
         for name in network::namespaces(self.root, &self.made.grown.netns_prefixes) {
             let path = format!("{NAMESPACES}/{name}");
             self.act(Action::Remove, &path, |root| network::remove_namespace(&root.path(&path)));
@@ -171,45 +199,97 @@ impl Removal<'_> {
         for link in network::links(self.root, &self.made.grown.links) {
             self.act(Action::Remove, &link, |root| network::remove_link(root, &link));
         }
-        for table in network::tables(self.root, &self.made.grown.nft_tables) {
-            self.act(Action::Remove, &table, |root| network::remove_table(root, &table));
+        if self.made.cluster.is_empty() {
+            return;
         }
-        if !self.made.cluster.is_empty() && network::has_routes(self.root) {
-            self.act(Action::Remove, network::ROUTES, network::remove_routes);
+        match network::tables(self.root) {
+            Ok(tables) => self.remove_tables(&tables, pods),
+            Err(error) => self.left("nft tables", error.to_string()),
+        }
+        match network::has_routes(self.root) {
+            Ok(true) => self.act(Action::Remove, &network::routes(), network::remove_routes),
+            Ok(false) => {}
+            Err(error) => self.left(&network::routes(), error.to_string()),
+        }
+    }
+
+    fn remove_tables(&mut self, tables: &BTreeSet<String>, pods: &pods::Pods) {
+        for table in self.made.grown.nft_tables.clone() {
+            if tables.contains(&table) {
+                self.act(Action::Remove, &table, |root| network::remove_table(root, &table));
+            }
+        }
+        let table = network::HOST_PORTS;
+        if !tables.contains(table) {
+            return;
+        }
+        match network::host_ports(self.root, &pods.sandboxes) {
+            Ok(rules) if rules.others => {
+                for (rule, name) in rules.ours {
+                    self.act(Action::Remove, &name, |root| network::remove_rule(root, &rule));
+                }
+            }
+            Ok(_) => self.act(Action::Remove, table, |root| network::remove_table(root, table)),
+            Err(error) => self.left(table, error.to_string()),
+        }
+    }
+
+    /// Our own entries, then the directories that we were the first to need and that are empty.
+    fn remove_from_shared(&mut self, pods: &pods::Pods) {
+        let mut entries = pods::results(self.root, pods);
+        let kept = |place: &&str| self.made.kept.contains(*place);
+        if pods::LOGS.iter().any(kept) {
+            entries.extend(pods::logs(self.root, pods));
+        }
+        for entry in entries {
+            self.remove_tree(&entry, false);
+        }
+        for path in self.made.grown.shared.clone() {
+            let real = self.root.path(&path);
+            let plain = fs::symlink_metadata(&real).is_ok_and(|found| found.is_dir());
+            if plain && is_empty(&real) && !self.made.kept.contains(&path) {
+                self.act(Action::Remove, &path, |_| fs::remove_dir(&real));
+            }
         }
     }
 
     fn remove_cgroups(&mut self) {
-        for directory in cgroups::directories(self.root, &self.made.grown.cgroups) {
+        for directory in self.cgroups() {
             let name = self.root.on_host(&directory);
             self.act(Action::Remove, &name, |_| cgroups::remove(&directory, END_DEADLINE));
         }
     }
 
-    /// The directories that go with all below them. In a place that others use too, those are the
-    /// directories that we made there.
-    fn trees(&self) -> Vec<String> {
-        let in_shared_place = |path: &&String| {
-            PLACES.iter().any(|place| is_below(path, place)) && !self.made.in_a_place(path)
-        };
-        let not_a_place = |path: &&String| !PLACES.contains(&path.as_str());
-        let grown = self.made.grown.directories.iter().filter(not_a_place);
-        let made = self.made.directories.iter().filter(in_shared_place);
-        let whole = self.made.whole.iter();
-        let mut trees: Vec<String> = grown.chain(made).chain(whole).cloned().collect();
+    /// The directories that go with all below them: what has grown, and what we made in our own
+    /// places. None lies in another.
+    fn trees(&self) -> BTreeSet<String> {
+        let in_a_place = |path: &&String| PLACES.iter().any(|place| is_below(path, place));
+        let made = self.made.directories.iter().filter(in_a_place);
+        let grown = self.made.grown.directories.iter();
+        let mut trees: BTreeSet<String> = grown.chain(made).cloned().collect();
+        trees.insert(UPLOADS.to_owned());
         if !self.made.cluster.is_empty() {
-            trees.push(STATE.to_owned());
+            trees.insert(STATE.to_owned());
         }
         trees.retain(|path| may_remove_tree(path));
+        let inner = |path: &&String| trees.iter().any(|tree| is_below(path, tree));
+        let inner: Vec<String> = trees.iter().filter(inner).cloned().collect();
+        trees.retain(|path| !inner.contains(path));
         trees
+    }
+
+    fn goes_with_a_tree(&self, path: &str) -> bool {
+        self.trees().iter().any(|tree| path == tree || is_below(path, tree))
     }
 
     fn unmount(&mut self) {
         for tree in self.trees() {
-            // What was there before may be a mount of its own, such as a disk for containers, and
-            // nothing of ours is mounted on a place itself.
-            let itself = !self.made.kept.contains(&tree) && !PLACES.contains(&tree.as_str());
-            let below = mounts::below(self.root, &self.root.path(&tree), itself);
+            // What was there before may be a mount of its own, such as a disk for containers.
+            let itself = !self.made.kept.contains(&tree);
+            let below = match mounts::below(self.root, &self.root.path(&tree), itself) {
+                Ok(below) => below,
+                Err(error) => return self.left("mounts", error.to_string()),
+            };
             for point in below.into_iter().rev() {
                 let name = self.root.on_host(&point);
                 self.act(Action::Remove, &name, |_| mounts::unmount(&point));
@@ -217,12 +297,13 @@ impl Removal<'_> {
         }
     }
 
-    /// Those in our places go with them.
-    fn remove_grown_directories(&mut self) {
-        let outside = |tree: &String| !self.made.in_a_place(tree);
-        for tree in self.trees().into_iter().filter(outside).collect::<Vec<_>>() {
+    fn remove_trees(&mut self, which: impl Fn(&str) -> bool) {
+        for tree in self.trees().into_iter().filter(|tree| which(tree)) {
             let keep = self.made.kept.contains(&tree);
-            self.remove_tree(&tree, keep);
+            // Logs of others stay beside ours, which are gone already.
+            if !(keep && pods::LOGS.contains(&tree.as_str())) {
+                self.remove_tree(&tree, keep);
+            }
         }
     }
 
@@ -255,11 +336,8 @@ impl Removal<'_> {
     /// A directory of ours above the path that somebody turned into a link: what lies behind it
     /// is not ours. Links above our own directories are the administrator's choice.
     fn link_on_the_way(&self, path: &str) -> Option<String> {
-        let ours = |above: &&str| {
-            self.made.in_a_place(above)
-                || self.made.directories.contains(*above)
-                || self.made.grown.directories.iter().any(|d| d == above || is_below(above, d))
-        };
+        let ours =
+            |above: &&str| self.made.directories.contains(*above) || self.goes_with_a_tree(above);
         let is_link = |above: &&str| {
             fs::symlink_metadata(self.root.path(above)).is_ok_and(|found| found.is_symlink())
         };
@@ -268,8 +346,7 @@ impl Removal<'_> {
 
     fn remove_files(&mut self) {
         for path in self.made.files.clone() {
-            // Those in our places go with them.
-            if self.made.in_a_place(&path) || !may_remove_file(&path) {
+            if self.goes_with_a_tree(&path) || !may_remove_file(&path) {
                 continue;
             }
             self.remove_half_written(&path);
@@ -299,7 +376,7 @@ impl Removal<'_> {
     /// Directories that we made go if nothing is left in them, the deepest first.
     fn remove_directories(&mut self) {
         for path in self.made.directories.clone().iter().rev() {
-            if self.made.in_a_place(path) || !may_remove_tree(path) {
+            if self.goes_with_a_tree(path) || !may_remove_tree(path) {
                 continue;
             }
             let real = self.root.path(path);
@@ -323,7 +400,7 @@ impl Removal<'_> {
             return;
         }
         if let Err(failure) = units::forget(self.root, &names) {
-            self.left("units", failure.message);
+            self.failed("units", failure);
         }
     }
 
@@ -334,6 +411,9 @@ impl Removal<'_> {
             if now.as_ref() != Some(&setting.ours) || setting.ours == setting.former {
                 continue;
             }
+            if key == FORWARDING && self.others_need_forwarding() {
+                continue;
+            }
             self.act(Action::SetSysctl, &key, |root| {
                 kernel::write_sysctl(root, &key, &setting.former)
                     .map_err(|failure| io::Error::other(failure.message))
@@ -341,48 +421,55 @@ impl Removal<'_> {
         }
     }
 
-    /// Our own places, the data with the record in it last. The program that runs this lies in
-    /// one of them, which Linux does not mind.
+    /// Whether containers of others are routed through bridges that they have by now.
+    fn others_need_forwarding(&mut self) -> bool {
+        let bridges = network::routed_bridges(self.root).unwrap_or_default();
+        let ours = |bridge: &String| self.made.grown.links.contains(bridge);
+        let others: Vec<String> = bridges.into_iter().filter(|bridge| !ours(bridge)).collect();
+        if others.is_empty() {
+            return false;
+        }
+        let bridges = others.join(", ");
+        self.report.notes.push(format!("{FORWARDING} stays 1: {bridges} may need it"));
+        true
+    }
+
+    /// Our own places go if nothing of others is in them, the data with the record last.
     fn remove_places(&mut self) {
-        let mut places: BTreeSet<&str> = self.made.whole.iter().map(String::as_str).collect();
-        places.retain(|place| PLACES.contains(place));
-        let places: Vec<String> = places.into_iter().map(str::to_owned).collect();
-        for place in places.iter().filter(|place| *place != place::DATA) {
+        for place in PLACES.into_iter().filter(|place| *place != place::DATA) {
             self.remove_place(place);
         }
         if self.may_be_repeated {
             return self.keep_the_record();
         }
-        let whole = places.iter().any(|place| place == place::DATA);
-        if whole && !self.empty_the_data() {
-            return self.keep_the_record();
-        }
+        self.remove_half_written(place::MADE);
         let record = self.root.path(place::MADE);
         if record.exists() {
-            self.remove_half_written(place::MADE);
             self.act(Action::Remove, place::MADE, |_| files::remove_file(&record).map(drop));
         }
-        if whole {
-            self.remove_place(place::DATA);
-        }
+        self.remove_place(place::DATA);
     }
 
-    /// A place on a disk of its own is emptied; the disk stays where it was mounted.
+    /// A disk that is mounted on a place stays where it is.
     fn remove_place(&mut self, place: &str) {
         let real = self.root.path(place);
-        let mounted = mounts::below(self.root, &real, true).contains(&real);
-        self.remove_tree(place, mounted);
+        let Ok(entries) = fs::read_dir(&real) else { return };
+        let mut names = entries.flatten().map(|entry| self.root.on_host(&entry.path()));
+        // In a dry run what goes is still there.
+        let empty = names.all(|name| self.dry_run && self.would_be_gone(&name));
+        let plain = fs::symlink_metadata(&real).is_ok_and(|found| found.is_dir());
+        if empty && plain && mounts::is_point(self.root, &real).is_ok_and(|mounted| !mounted) {
+            self.act(Action::Remove, place, |_| fs::remove_dir(&real));
+        }
     }
 
-    /// Takes away what lies beside the record; whoever is killed here begins again with it.
-    fn empty_the_data(&mut self) -> bool {
-        let entries = fs::read_dir(self.root.path(place::DATA)).into_iter().flatten().flatten();
-        let record = self.root.path(place::MADE);
-        let beside = entries.map(|entry| entry.path()).filter(|path| *path != record);
-        for path in beside.map(|path| self.root.on_host(&path)).collect::<Vec<_>>() {
-            self.remove_tree(&path, false);
-        }
-        !self.may_be_repeated
+    fn would_be_gone(&self, path: &str) -> bool {
+        let half_written = files::beside(&self.root.path(place::MADE));
+        let half_written = half_written.is_ok_and(|new| self.root.on_host(&new) == path);
+        path == place::MADE
+            || half_written
+            || self.made.files.contains(path)
+            || self.goes_with_a_tree(path)
     }
 
     fn keep_the_record(&mut self) {

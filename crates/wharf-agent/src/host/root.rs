@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use wharf_core::install::host::HostFailure;
 
 use super::failure::{Telling, failure};
@@ -18,6 +19,8 @@ const LONGEST_LOOK: Duration = Duration::from_millis(200);
 
 /// A unit's start may take 90 s; whoever comes second waits that long and a little.
 const LOCK_DEADLINE: Duration = Duration::from_secs(120);
+
+const LOCK: &str = "/run/wharf-host.lock";
 
 /// Of what a program prints, more than this is cut off: a report is read by people.
 const OUTPUT_LIMIT: u64 = 8 * 1024 * 1024;
@@ -67,23 +70,46 @@ impl Root {
     }
 
     /// Only one process at a time changes a host: a server that was started again must not meet
-    /// what it has begun before. The lock is on the root directory itself, so that it leaves no
-    /// file behind, and ends with the process.
-    pub(crate) fn lock(&self) -> Result<File, HostFailure> {
+    /// what it has begun before. The lock ends with the process, and its file with the lock.
+    pub(crate) fn lock(&self) -> Result<Lock, HostFailure> {
         let told = |error: io::Error| failure("lock the host", error.to_string());
-        let directory = File::open(&self.base).map_err(told)?;
-        let taken = wait_until(LOCK_DEADLINE, || {
-            match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => Ok(Some(())),
-                Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-                Err(error) => Err(told(error.into())),
-            }
-        })?;
-        match taken {
-            Some(()) => Ok(directory),
-            None => Err(failure("lock the host", "another `wharf agent host` is at work")
-                .hint("wait until it has ended, then try again")),
+        let path = self.path(LOCK);
+        let taken = wait_until(LOCK_DEADLINE, || Lock::take(&path).map_err(told))?;
+        taken.ok_or_else(|| {
+            failure("lock the host", "another `wharf agent host` is at work")
+                .hint("wait until it has ended, then try again")
+        })
+    }
+}
+
+/// A locked file that only root can open, so that nobody else can hold the lock.
+pub(crate) struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// `None` while another holds it.
+    fn take(path: &Path) -> io::Result<Option<Self>> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(open(path, flags, Mode::RUSR | Mode::WUSR)?);
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(error.into()),
         }
+        // Whoever held it before may have removed the file in between.
+        let inode = |metadata: std::fs::Metadata| metadata.ino();
+        let same = std::fs::symlink_metadata(path)
+            .is_ok_and(|found| file.metadata().is_ok_and(|ours| inode(ours) == inode(found)));
+        Ok(same.then(|| Self { path: path.to_owned(), _file: file }))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // A file that stays is taken by the next one.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -140,4 +166,24 @@ fn read_all(pipe: impl Read) -> String {
     // What could be read until an error is still worth showing.
     let _ = pipe.take(OUTPUT_LIMIT).read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::testing::fake_root;
+    use super::*;
+
+    #[test]
+    fn the_lock_is_a_file_for_root_alone_that_goes_with_its_holder() {
+        let (_directory, root) = fake_root();
+        let path = root.path(LOCK);
+        let held = root.lock().unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(Lock::take(&path).unwrap().is_none());
+        drop(held);
+        assert!(!path.exists());
+        assert!(Lock::take(&path).unwrap().is_some());
+    }
 }

@@ -6,10 +6,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use wharf_core::install::host::{
-    Action, Bundled, Content, Directory, File, Grown, HostDocument, Link, place, uploaded_path,
+    Action, Bundled, Content, Directory, File, Grown, HostDocument, Link, Unit, Wanted, place,
+    uploaded_path,
 };
 
-use super::testing::{fake_root, put};
+use super::testing::{answering, fake_root, put};
 use super::{Root, apply, files, remove};
 
 fn text_file(path: &str, text: &str) -> File {
@@ -34,7 +35,9 @@ fn document() -> HostDocument {
         ],
         links: vec![Link { path: "/opt/wharf/bin/e".to_owned(), target: "etcd".to_owned() }],
         grown: Grown {
-            directories: vec!["/var/lib/kubelet".to_owned(), "/var/log/pods".to_owned()],
+            directories: ["/var/lib/kubelet", "/var/log/pods", "/run/wharf/containerd"]
+                .map(str::to_owned)
+                .to_vec(),
             ..Grown::default()
         },
         ..HostDocument::default()
@@ -47,7 +50,7 @@ fn host() -> (tempfile::TempDir, Root) {
     put(directory.path(), "/etc/hostname", "host\n");
     put(directory.path(), "/etc/foreign.d/other.conf", "theirs");
     put(directory.path(), "/proc/sys/net/ipv4/ip_forward", "0\n");
-    for path in ["/opt", "/run", "/var/log", "/var/lib/kubelet"] {
+    for path in ["/opt", "/var/log", "/var/lib/kubelet"] {
         fs::create_dir_all(root.path(path)).unwrap();
     }
     put(directory.path(), &uploaded_path(&files::sha256(b"etcd")), "etcd");
@@ -72,7 +75,12 @@ fn contents(base: &Path) -> BTreeMap<String, String> {
             };
             let mode = metadata.permissions().mode();
             let name = path.strip_prefix(base).unwrap().display().to_string();
-            all.insert(name, format!("{mode:o} {:?} {what}", metadata.modified().unwrap()));
+            // The lock comes and goes in it.
+            let changed = match name == "run" {
+                true => std::time::SystemTime::UNIX_EPOCH,
+                false => metadata.modified().unwrap(),
+            };
+            all.insert(name, format!("{mode:o} {changed:?} {what}"));
         }
     }
     all
@@ -152,8 +160,166 @@ fn files_that_were_only_uploaded_are_removed_too() {
     let (_directory, root) = host();
     let report = remove(&root, false);
     assert_eq!(report.leftovers, []);
-    assert_eq!(subjects(&report.changes), [place::PROGRAMS]);
+    assert_eq!(subjects(&report.changes), ["/opt/wharf/files", place::PROGRAMS]);
     assert!(!root.path(place::PROGRAMS).exists());
+}
+
+#[test]
+fn what_others_have_put_into_our_places_stays_with_and_without_a_record() {
+    for applied in [false, true] {
+        let (directory, root) = host();
+        let theirs =
+            ["/opt/wharf/bin/wharf-server", "/opt/wharf/share/notes", "/etc/wharf/server.toml"];
+        put(directory.path(), theirs[0], "theirs");
+        if applied {
+            let etcd = Directory { path: "/var/lib/wharf/etcd".to_owned(), mode: 0o700 };
+            let mut document = document();
+            document.directories.push(etcd);
+            assert_eq!(apply(&root, &document, false).failure, None);
+            put(directory.path(), "/var/lib/wharf/etcd/member/wal", "ours");
+        }
+        // A server was installed on the same machine since.
+        put(directory.path(), theirs[1], "theirs");
+        put(directory.path(), theirs[2], "theirs");
+        put(directory.path(), "/var/lib/wharf/wharf.db", "theirs");
+        assert_eq!(remove(&root, false).leftovers, []);
+        let left = contents(directory.path());
+        let file = |path: &&String| path.contains("wharf") && root.path(path).is_file();
+        let left: Vec<String> = left.keys().filter(file).map(|path| format!("/{path}")).collect();
+        let [server, notes, toml] = theirs;
+        assert_eq!(left, [toml, server, notes, "/var/lib/wharf/wharf.db"], "{applied}");
+    }
+}
+
+#[test]
+fn what_looks_like_ours_but_has_no_record_is_named_and_left() {
+    let (directory, root) = host();
+    let unit = "/etc/systemd/system/wharf-etcd.service";
+    put(directory.path(), unit, "[Service]");
+    put(directory.path(), "/etc/systemd/system/wharf-server.service", "[Service]");
+    put(directory.path(), "/var/lib/wharf/etcd/member/wal", "x");
+    let report = remove(&root, false);
+    let left: Vec<&str> = report.leftovers.iter().map(|left| left.item.as_str()).collect();
+    assert_eq!(left, [unit, "/var/lib/wharf/etcd"]);
+    assert!(root.path(unit).exists() && root.path("/var/lib/wharf/etcd/member/wal").exists());
+}
+
+#[test]
+fn nothing_is_removed_below_units_that_do_not_stop() {
+    let (directory, root) = host();
+    fs::create_dir_all(root.path(place::UNITS)).unwrap();
+    let unit = Unit {
+        name: "wharf-one.service".to_owned(),
+        text: "[Service]\n".to_owned(),
+        wanted: Wanted::Present,
+        inputs: Vec::new(),
+    };
+    assert_eq!(
+        apply(&root, &HostDocument { units: vec![unit], ..document() }, false).failure,
+        None
+    );
+    put(directory.path(), "/var/lib/kubelet/pods/1/file", "x");
+    let before = without_times(contents(directory.path()));
+    let deaf = answering(&directory, vec![("systemctl show", Err("no bus\nof systemd"))]);
+    let report = remove(&deaf, false);
+    assert_eq!(report.changes, []);
+    let left: Vec<&str> = report.leftovers.iter().map(|left| left.item.as_str()).collect();
+    assert_eq!(left, ["units", place::MADE]);
+    assert!(report.leftovers[0].reason.contains("of systemd"), "with all that was said");
+    assert_eq!(without_times(contents(directory.path())), before);
+    assert_eq!(remove(&root, false).leftovers, []);
+}
+
+#[test]
+fn a_table_or_route_that_cannot_be_looked_for_is_a_leftover() {
+    let (directory, root) = host();
+    apply(&root, &document(), false);
+    let answers = vec![("nft list tables", Err("no netlink")), ("ip route show", Err("broken"))];
+    let report = remove(&answering(&directory, answers), false);
+    let left: Vec<&str> = report.leftovers.iter().map(|left| left.reason.as_str()).collect();
+    assert_eq!(left[..2], ["no netlink", "broken"]);
+    assert!(root.path(place::MADE).exists());
+}
+
+#[test]
+fn forwarding_stays_on_under_bridges_of_others_and_that_is_no_leftover() {
+    let bridge = "5: docker0    inet 172.17.0.1/16 brd 172.17.255.255 scope global docker0\n";
+    for (bridges, forwarding) in [("", "0"), (bridge, "1")] {
+        let (directory, root) = host();
+        apply(&root, &document(), false);
+        let answers = vec![("ip -4 -o addr show type bridge", Ok(bridges))];
+        let report = remove(&answering(&directory, answers), false);
+        assert_eq!(report.leftovers, []);
+        let now = fs::read_to_string(root.path("/proc/sys/net/ipv4/ip_forward")).unwrap();
+        assert_eq!(now, forwarding);
+        assert_eq!(report.notes.iter().any(|note| note.contains("docker0")), forwarding == "1");
+    }
+}
+
+#[test]
+fn of_what_runtimes_share_only_our_own_entries_go() {
+    let (directory, root) = host();
+    put(directory.path(), "/var/log/pods/theirs_pod_9/0.log", "theirs");
+    let mut document = document();
+    document
+        .grown
+        .directories
+        .extend(["/var/lib/wharf/containerd", "/var/log/containers"].map(str::to_owned));
+    let shared = ["/run/containerd/s", "/run/containerd", "/var/lib/cni/results", "/var/lib/cni"];
+    document.grown.shared = shared.map(str::to_owned).to_vec();
+    assert_eq!(apply(&root, &document, false).failure, None);
+    put(directory.path(), "/var/lib/kubelet/pods/7/etc-hosts", "ours");
+    put(directory.path(), "/var/log/pods/default_pod_7/0.log", "ours");
+    let sandboxes = "/var/lib/wharf/containerd/io.containerd.grpc.v1.cri/sandboxes";
+    put(directory.path(), &format!("{sandboxes}/abc/hostname"), "ours");
+    put(directory.path(), "/var/lib/cni/results/cni-loopback-abc-lo", "ours");
+    put(directory.path(), "/var/lib/cni/results/wharf-old-eth0", "ours");
+    let task = "/run/wharf/containerd/io.containerd.runtime.v2.task/k8s.io/abc/address";
+    put(directory.path(), task, "unix:///run/containerd/s/ab12");
+    put(directory.path(), "/run/containerd/s/ab12", "ours");
+    // Somebody has installed Docker since.
+    put(directory.path(), "/run/containerd/containerd.sock", "theirs");
+    put(directory.path(), "/var/lib/cni/results/bridge-xyz-eth0", "theirs");
+    assert_eq!(remove(&root, false).leftovers, []);
+    let left = contents(directory.path());
+    let is_shared = |path: &&String| {
+        ["run/containerd", "var/lib/cni", "var/log/"].iter().any(|place| path.starts_with(place))
+    };
+    let files = left.keys().filter(is_shared).filter(|path| root.path(path).is_file());
+    let theirs = [
+        "run/containerd/containerd.sock",
+        "var/lib/cni/results/bridge-xyz-eth0",
+        "var/log/pods/theirs_pod_9/0.log",
+    ];
+    assert_eq!(files.collect::<Vec<_>>(), theirs);
+    assert!(!root.path("/run/containerd/s").exists() && !root.path("/var/log/containers").exists());
+}
+
+#[test]
+fn shared_directories_that_we_caused_go_when_they_are_empty() {
+    let (directory, root) = host();
+    fs::create_dir_all(root.path("/var/lib/cni")).unwrap();
+    let mut document = document();
+    document.grown.shared =
+        ["/run/containerd", "/var/lib/cni/results", "/var/lib/cni"].map(str::to_owned).to_vec();
+    assert_eq!(apply(&root, &document, false).failure, None);
+    fs::create_dir_all(root.path("/run/containerd")).unwrap();
+    put(directory.path(), "/var/lib/cni/results/wharf-a-eth0", "ours");
+    assert_eq!(remove(&root, false).leftovers, []);
+    assert!(!root.path("/run/containerd").exists() && !root.path("/var/lib/cni/results").exists());
+    assert!(root.path("/var/lib/cni").exists(), "it was there before us");
+}
+
+#[test]
+fn another_cluster_of_the_same_name_is_refused() {
+    let (directory, root) = host();
+    apply(&root, &HostDocument { identity: "1".to_owned(), ..document() }, false);
+    let before = contents(directory.path());
+    let other = HostDocument { identity: "2".to_owned(), ..document() };
+    let failure = apply(&root, &other, false).failure.unwrap();
+    assert!(failure.message.contains("another cluster that is named one"), "{failure:?}");
+    assert!(failure.hint.unwrap().contains("wharf agent host remove"));
+    assert_eq!(contents(directory.path()), before);
 }
 
 #[test]
@@ -230,7 +396,6 @@ fn a_place_that_held_something_before_keeps_it() {
     let mut document = document();
     let etcd = Directory { path: "/var/lib/wharf/etcd".to_owned(), mode: 0o700 };
     document.directories.push(etcd);
-    document.grown.directories.extend([place::DATA, place::RUN].map(str::to_owned));
     assert_eq!(apply(&root, &document, false).failure, None);
     put(directory.path(), "/var/lib/wharf/etcd/member/wal", "grown");
     assert_eq!(remove(&root, false).leftovers, []);
@@ -315,7 +480,8 @@ fn a_place_with_nothing_but_our_half_written_record_is_ours() {
     let half = "/var/lib/wharf/.made.json.wharf-new";
     let (directory, root) = host();
     put(directory.path(), half, "{");
-    assert_eq!(subjects(&remove(&root, false).changes), [place::PROGRAMS, half, place::DATA]);
+    let all = ["/opt/wharf/files", place::PROGRAMS, half, place::DATA];
+    assert_eq!(subjects(&remove(&root, false).changes), all);
     let (directory, root) = host();
     put(directory.path(), half, "{");
     apply(&root, &document(), false);
@@ -337,9 +503,8 @@ fn what_a_crash_left_half_written_is_removed_too() {
 #[test]
 fn units_of_a_host_that_was_installed_in_part_leave_the_boot() {
     let (_directory, root) = host();
-    let mut made = super::made::Made::new("one");
+    let mut made = super::made::Made::new("one", "");
     made.units = ["wharf-a.service", "wharf-b.service"].map(str::to_owned).to_vec();
-    made.whole.insert(place::DATA.to_owned());
     made.store(&root).unwrap();
     let wants = root.path("/etc/systemd/system/multi-user.target.wants");
     fs::create_dir_all(&wants).unwrap();

@@ -232,7 +232,7 @@ pub fn stop(root: &Root, names: &[&str]) -> Result<(), HostFailure> {
             failure(step, "a unit does not stop").hint("see `systemctl status` on the host")
         );
     }
-    disable(root, names);
+    disable(root, names)?;
     for name in names {
         let told = |error: io::Error| failure(format!("forget {name}'s start"), error.to_string());
         files::remove_file(&fingerprint_path(root, name)).map_err(told)?;
@@ -242,7 +242,7 @@ pub fn stop(root: &Root, names: &[&str]) -> Result<(), HostFailure> {
 
 /// Takes units out of the boot. systemd refuses all if one of them has no file, as on a host that
 /// was installed only in part; so those are left out, and links without a file are taken away.
-fn disable(root: &Root, names: &[&str]) {
+fn disable(root: &Root, names: &[&str]) -> Result<(), HostFailure> {
     let has_file = |name: &&str| root.path(&unit_path(name)).exists();
     let with_file: Vec<&str> = names.iter().copied().filter(has_file).collect();
     if !with_file.is_empty() {
@@ -257,10 +257,13 @@ fn disable(root: &Root, names: &[&str]) {
             continue;
         }
         for link in names.iter().map(|name| target.join(name)).filter(|link| link.is_symlink()) {
-            // One that stays starts nothing, for it leads nowhere.
-            let _ = fs::remove_file(link);
+            fs::remove_file(&link).map_err(|error| {
+                let step = format!("remove {}", root.on_host(&link));
+                failure(step, error.to_string()).hint("the unit would be started at the next boot")
+            })?;
         }
     }
+    Ok(())
 }
 
 /// After the files of these units are gone.

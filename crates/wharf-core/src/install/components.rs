@@ -32,6 +32,18 @@ pub const VOLUME_PLUGINS: &str = "/var/lib/kubelet/volume-plugins";
 /// Where each API server listens on its node.
 pub const API_PORT: u16 = 6443;
 
+/// Every component by its name; its unit is `wharf-<name>.service`.
+pub const NAMES: [&str; 8] = [
+    "containerd",
+    "agent",
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+];
+
 /// A program that runs as a unit, with what it needs on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Component {

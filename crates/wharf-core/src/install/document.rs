@@ -9,13 +9,13 @@ use crate::cluster::{ClusterSecrets, ClusterSpec, NodeRecord, NodeRole, NodeSpec
 
 use super::{
     components::{
-        BIN, CNI_PLUGINS, Component, components, containerd, directory, kube_proxy, kubelet,
+        BIN, CNI_PLUGINS, Component, components, containerd, directory, etcd, kube_proxy, kubelet,
         text_file,
     },
     credentials::{HostCredentials, path},
     facts::HostFacts,
     host::{Bundled, Content, Directory, File, Grown, HostDocument, Image, Unit, Wanted, place},
-    network::{BRIDGE, NFT_TABLE, TUNNEL},
+    network::{ADDRESSES, BRIDGE, NFT_TABLE, TUNNEL},
 };
 
 /// Programs and plugins of the bundle by their name: `kubelet`, `bridge`, and `wharf` itself.
@@ -50,7 +50,8 @@ pub struct DocumentInput<'a> {
     /// What containerd shall have; the sandbox image (`wharf.dev/pause:…`) is always among them.
     pub images: &'a [Image],
     pub stage: Stage,
-    /// Keeps members of different etcd clusters apart that meet by mistake.
+    /// Keeps members of different etcd clusters apart that meet by mistake, and clusters of one
+    /// name.
     pub etcd_token: &'a str,
     pub secrets: &'a ClusterSecrets,
 }
@@ -104,6 +105,7 @@ pub fn host_document(input: &DocumentInput<'_>) -> Result<HostDocument, Document
     let own = components.iter().flat_map(|component| component.directories.iter());
     Ok(HostDocument {
         cluster: input.spec.name.clone(),
+        identity: input.etcd_token.to_owned(),
         modules: modules(input.facts),
         sysctls: sysctls(input.facts),
         directories: common_directories().chain(own.cloned()).collect(),
@@ -205,28 +207,32 @@ fn sysctls(facts: &HostFacts) -> BTreeMap<String, String> {
     wanted.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// What others share with us is ours to remove only if it was not there before us. A host that
-/// holds this cluster already has that on record.
+/// Where shims put their sockets and libcni its results, whoever's they are; the deepest first.
+const SHARED: [&str; 4] =
+    ["/run/containerd/s", "/run/containerd", "/var/lib/cni/results", "/var/lib/cni"];
+
 fn grown(facts: &HostFacts) -> Grown {
-    let ours = |shared: &&str| {
-        facts.cluster.is_none() && !facts.shared.iter().any(|there| there == shared)
-    };
-    let own = [kubelet::DATA, place::DATA, place::RUN, "/var/log/pods", "/var/log/containers"];
     let root = containerd::root_directory(facts);
-    // Shims put their sockets into the first, libcni its results into the second.
-    let shared = ["/run/containerd", "/var/lib/cni"].into_iter().filter(|path| ours(path));
-    let tables = ["inet cni_hostport"].into_iter().filter(|table| ours(table));
+    let directories = vec![
+        kubelet::DATA,
+        etcd::DATA,
+        &root,
+        ADDRESSES,
+        containerd::STATE,
+        containerd::RUNC,
+        "/var/log/pods",
+        "/var/log/containers",
+    ];
     let pods = if containerd::systemd_cgroups(facts) { "kubepods.slice" } else { "kubepods" };
     let texts = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
     Grown {
-        directories: texts(own.into_iter().chain([root.as_str()]).chain(shared).collect()),
+        directories: texts(directories),
         links: texts(vec![BRIDGE, TUNNEL]),
-        nft_tables: texts(
-            kube_proxy::NFT_TABLES.into_iter().chain([NFT_TABLE]).chain(tables).collect(),
-        ),
+        nft_tables: texts(kube_proxy::NFT_TABLES.into_iter().chain([NFT_TABLE]).collect()),
         // Shims outlive containerd in the cgroup of its unit.
         cgroups: texts(vec![pods, "system.slice/wharf-containerd.service"]),
         netns_prefixes: texts(vec!["cni-"]),
+        shared: texts(SHARED.to_vec()),
     }
 }
 

@@ -30,6 +30,8 @@ pub mod place {
 pub struct HostDocument {
     /// The cluster it is for; another cluster's host is refused.
     pub cluster: String,
+    /// Tells clusters of one name apart: chance made it when the cluster was.
+    pub identity: String,
     pub modules: Vec<String>,
     /// By their names with dots: `net.ipv4.ip_forward`.
     pub sysctls: BTreeMap<String, String>,
@@ -134,6 +136,10 @@ pub struct Grown {
     pub cgroups: Vec<String>,
     /// Namespaces in `/run/netns` that begin with this belong to pods.
     pub netns_prefixes: Vec<String>,
+    /// Directories that others use too: a removal takes out of them what it knows as ours, and then
+    /// the directory, if it is empty and was not there before the first document.
+    #[serde(default)]
+    pub shared: Vec<String>,
 }
 
 /// What was done, or with `dry_run` would be done, for a document.
@@ -191,6 +197,9 @@ pub struct RemovalReport {
     pub changes: Vec<Change>,
     /// Empty when the host is as it was before.
     pub leftovers: Vec<Leftover>,
+    /// What was left on purpose because others need it now.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// Something of ours that is still on the host.

@@ -23,6 +23,8 @@ pub const TUNNEL: &str = "wharf-vx";
 /// The table of nft rules that the agent keeps: pods' traffic that leaves the cluster is hidden
 /// behind the node's address.
 pub const NFT_TABLE: &str = "ip wharf";
+/// Where the addresses of a node's pods are noted.
+pub const ADDRESSES: &str = "/var/lib/wharf/cni";
 /// Marks the routes that the agent made: `ip route show proto 117`.
 pub const ROUTE_PROTOCOL: u8 = 117;
 /// What the tunnel's headers take of a packet: outer Ethernet, IPv4, UDP and VXLAN.

@@ -71,7 +71,7 @@ fn every_input_counts_whether_the_document_writes_it_or_not() {
 #[test]
 fn a_unit_with_a_place_in_the_boot_is_enabled_also_when_its_file_is_right() {
     let mut document = document(Wanted::Present, "x");
-    let made = Made::new("");
+    let made = Made::new("", "");
     let enables = |document: &HostDocument, observed: &Observed| {
         let mut steps = Vec::new();
         decide_unit_files(document, &made, observed, &mut steps).unwrap();
@@ -88,7 +88,7 @@ fn a_unit_with_a_place_in_the_boot_is_enabled_also_when_its_file_is_right() {
 #[test]
 fn the_record_names_things_before_they_are_made_and_forgets_what_was_taken_away() {
     let document = document(Wanted::Present, "x");
-    let made = Made::new("");
+    let made = Made::new("", "");
     let observed = Observed::default();
     let steps = decide_ground(&document, &made, &observed, false).unwrap();
     let record = record(&made, &steps, &document, &observed);
@@ -122,7 +122,7 @@ fn a_directory_is_closed_when_it_is_too_open_and_ours_and_never_opened() {
         let observed = Observed { paths: paths.into(), ..Observed::default() };
         !decide_ground(&document, made, &observed, false).unwrap().is_empty()
     };
-    let (theirs, mut ours) = (Made::new(""), Made::new(""));
+    let (theirs, mut ours) = (Made::new("", ""), Made::new("", ""));
     ours.directories.insert(path.to_owned());
     for (mode, closed) in [(0o755, true), (0o711, false), (0o700, false)] {
         assert_eq!(makes(mode, &ours), closed, "{mode:o}");
@@ -132,14 +132,18 @@ fn a_directory_is_closed_when_it_is_too_open_and_ours_and_never_opened() {
 
 #[test]
 fn a_grown_directory_that_was_there_before_is_kept_and_one_of_ours_is_not() {
-    let grown = ["/var/lib/kubelet", "/var/lib/new", "/var/lib/wharf/etcd"].map(str::to_owned);
     let mut document = HostDocument::default();
-    document.grown.directories = grown.to_vec();
+    document.grown.directories = ["/var/lib/kubelet", "/var/lib/new"].map(str::to_owned).to_vec();
+    document.grown.shared = ["/run/containerd", "/var/lib/cni"].map(str::to_owned).to_vec();
     let found = Found::Directory { mode: 0o755, empty: false };
-    let there = ["/var/lib/kubelet", "/var/lib/wharf/etcd"].map(str::to_owned);
+    let there = ["/var/lib/kubelet", "/run/containerd"].map(str::to_owned);
     let paths = there.map(|path| (path, found.clone())).into();
     let observed = Observed { paths, ..Observed::default() };
-    let made = first_record(&document, &observed);
-    let record = record(&made, &[], &document, &observed);
-    assert_eq!(record.kept.iter().collect::<Vec<_>>(), ["/var/lib/kubelet"]);
+    let record = record(&Made::new("", ""), &[], &document, &observed);
+    let kept: Vec<&String> = record.kept.iter().collect();
+    assert_eq!(kept, ["/run/containerd", "/var/lib/kubelet"]);
+    // What is there the second time may be ours.
+    let paths = [("/var/lib/cni".to_owned(), found)].into();
+    let later = Observed { paths, ..Observed::default() };
+    assert_eq!(super::record(&record, &[], &document, &later).kept, record.kept);
 }

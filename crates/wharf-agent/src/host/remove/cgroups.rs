@@ -11,14 +11,14 @@ use super::super::root::{Root, wait_until};
 use super::mounts;
 
 /// Those of the named cgroups that exist, one for each hierarchy.
-pub(super) fn directories(root: &Root, names: &[String]) -> Vec<PathBuf> {
+pub(super) fn directories(root: &Root, names: &[String]) -> io::Result<Vec<PathBuf>> {
     let kinds = ["cgroup", "cgroup2"];
-    let hierarchies = mounts::all(root).into_iter().filter(|m| kinds.contains(&m.kind.as_str()));
+    let hierarchies = mounts::all(root)?.into_iter().filter(|m| kinds.contains(&m.kind.as_str()));
     let points: BTreeSet<PathBuf> = hierarchies.map(|mount| mount.point).collect();
     let sound = |name: &&String| is_sound(&format!("/{name}"));
     let named = names.iter().filter(sound);
     let all = named.flat_map(|name| points.iter().map(move |point| point.join(name)));
-    all.filter(|path| path.is_dir()).collect()
+    Ok(all.filter(|path| path.is_dir()).collect())
 }
 
 /// The processes in these cgroups and in all below them.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::mount::{UnmountFlags, unmount as unmount2};
 
 use super::super::root::Root;
@@ -16,9 +17,9 @@ pub(super) struct Mount {
     pub kind: String,
 }
 
-pub(super) fn all(root: &Root) -> Vec<Mount> {
-    let text = fs::read(root.path("/proc/self/mountinfo")).unwrap_or_default();
-    parse(&text)
+/// Whoever cannot read this must not take it for "nothing is mounted".
+pub(super) fn all(root: &Root) -> io::Result<Vec<Mount>> {
+    fs::read(root.path("/proc/self/mountinfo")).map(|text| parse(&text))
 }
 
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`: the fifth word is the place,
@@ -57,9 +58,39 @@ fn unescape(word: &[u8]) -> Vec<u8> {
 
 /// Everything mounted below the directory, in the order in which it was mounted, so that the last
 /// can go first; with `itself` also what is mounted on the directory.
-pub(super) fn below(root: &Root, directory: &Path, itself: bool) -> Vec<PathBuf> {
-    let inside = |point: &Path| point.starts_with(directory) && (itself || point != directory);
-    all(root).into_iter().map(|mount| mount.point).filter(|point| inside(point)).collect()
+pub(super) fn below(root: &Root, directory: &Path, itself: bool) -> io::Result<Vec<PathBuf>> {
+    let Some(directory) = resolved(directory)? else { return Ok(Vec::new()) };
+    let inside = |point: &Path| point.starts_with(&directory) && (itself || point != directory);
+    let points = all(root)?.into_iter().map(|mount| mount.point);
+    Ok(points.filter(|point| inside(point)).collect())
+}
+
+pub(super) fn is_point(root: &Root, directory: &Path) -> io::Result<bool> {
+    let directory = resolved(directory)?;
+    Ok(all(root)?.into_iter().any(|mount| Some(mount.point) == directory))
+}
+
+/// The path as the kernel names mounts: links above it are followed, it itself is not. `None` when
+/// there is nothing on the way to it.
+pub(super) fn resolved(path: &Path) -> io::Result<Option<PathBuf>> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(Some(path.to_owned()));
+    };
+    match fs::canonicalize(parent) {
+        Ok(parent) => Ok(Some(parent.join(name))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Which mount a path is on. Two mounts of one file system differ in this and in nothing else.
+pub(super) fn id(path: &Path) -> io::Result<u64> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let found = statx(CWD, path, flags, StatxFlags::MNT_ID)?;
+    match found.stx_mask & StatxFlags::MNT_ID.bits() {
+        0 => Err(io::Error::other("the kernel does not say on which mount it is")),
+        _ => Ok(found.stx_mnt_id),
+    }
 }
 
 /// Busy mounts are detached: nobody new sees them, and they end with their last user.
@@ -75,7 +106,34 @@ pub(super) fn unmount(point: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::testing::{fake_root, put};
     use super::*;
+
+    #[test]
+    fn mounts_are_found_below_a_directory_that_is_reached_through_a_link() {
+        let (directory, root) = fake_root();
+        let point = directory.path().join("data/lib/kubelet/pods/1/volume");
+        fs::create_dir_all(&point).unwrap();
+        std::os::unix::fs::symlink("data", directory.path().join("var")).unwrap();
+        let line = format!("9 1 8:1 /x {} rw - ext4 /dev/sda1 rw\n", point.display());
+        put(directory.path(), "/proc/self/mountinfo", &line);
+        let kubelet = root.path("/var/lib/kubelet");
+        assert_eq!(below(&root, &kubelet, true).unwrap(), [point]);
+        assert!(is_point(&root, &kubelet.join("pods/1/volume")).unwrap());
+        assert_eq!(
+            below(&root, &root.path("/nowhere/at/all"), true).unwrap(),
+            [""; 0].map(PathBuf::from)
+        );
+        fs::remove_file(root.path("/proc/self/mountinfo")).unwrap();
+        assert!(below(&root, &kubelet, true).is_err(), "unknown is not none");
+    }
+
+    #[test]
+    fn what_is_on_another_mount_is_told_by_its_number() {
+        let of = |path: &str| id(Path::new(path)).unwrap();
+        assert_ne!(of("/proc"), of("/"));
+        assert_eq!(of("/proc/self"), of("/proc"));
+    }
 
     #[test]
     fn mount_points_are_read_with_their_kind_and_their_spaces() {

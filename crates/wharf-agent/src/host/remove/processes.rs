@@ -2,19 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
-use super::super::images::CONTAINERD_SOCKET;
+use wharf_core::install::components::containerd::SOCKET;
+
 use super::super::root::Root;
 
 const SHIM: &str = "containerd-shim";
 /// Where our containerd keeps what belongs to each of its tasks, by namespace and container.
 const TASKS: &str = "/run/wharf/containerd/io.containerd.runtime.v2.task";
 /// Every containerd's shims listen in this one directory, which cannot be chosen.
-pub(super) const SOCKETS: &str = "/run/containerd/s";
-pub(super) const SOCKETS_PARENT: &str = "/run/containerd";
+const SOCKETS: &str = "/run/containerd/s";
 
 /// The processes that watch over containers of our containerd; another containerd's have another
 /// address on their command line.
@@ -24,9 +24,9 @@ pub(super) fn shims(root: &Root) -> BTreeSet<i32> {
 
 fn is_our_shim(arguments: &[String]) -> bool {
     let program = arguments.first().and_then(|program| program.rsplit('/').next());
-    let addressed = arguments.windows(2).any(
-        |pair| matches!(pair, [flag, value] if flag == "-address" && value == CONTAINERD_SOCKET),
-    );
+    let addressed = arguments
+        .windows(2)
+        .any(|pair| matches!(pair, [flag, value] if flag == "-address" && value == SOCKET));
     program.is_some_and(|program| program.starts_with(SHIM)) && addressed
 }
 
@@ -37,13 +37,21 @@ fn arguments(root: &Root, pid: i32) -> Vec<String> {
 
 /// The sockets of our shims, as our containerd has noted them; a killed shim leaves its own behind.
 pub(super) fn shim_sockets(root: &Root) -> BTreeSet<String> {
-    let tasks = entries(&root.path(TASKS)).flat_map(|namespace| {
-        entries(&namespace.path()).map(|task| task.path()).collect::<Vec<_>>()
-    });
-    let notes = tasks.flat_map(|task| [task.join("bootstrap.json"), task.join("address")]);
+    let notes =
+        task_directories(root).flat_map(|task| [task.join("bootstrap.json"), task.join("address")]);
     let text = |note: &Path| fs::read_to_string(note).unwrap_or_default();
     let sockets = notes.flat_map(|note| sockets_in(&text(&note)));
     sockets.filter(|socket| root.path(socket).symlink_metadata().is_ok()).collect()
+}
+
+/// The names of the containers that our containerd runs.
+pub(super) fn tasks(root: &Root) -> impl Iterator<Item = String> {
+    task_directories(root).filter_map(|task| Some(task.file_name()?.to_str()?.to_owned()))
+}
+
+fn task_directories(root: &Root) -> impl Iterator<Item = PathBuf> {
+    let namespaces = entries(&root.path(TASKS)).map(|namespace| namespace.path());
+    namespaces.flat_map(|namespace| entries(&namespace).map(|task| task.path()))
 }
 
 /// Paths of sockets of shims in a note, which is JSON or the bare address.

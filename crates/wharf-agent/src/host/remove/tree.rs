@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::super::root::Root;
@@ -18,39 +17,48 @@ const DEPTH_LIMIT: usize = 2048;
 /// Removes the directory, or with `keep` only what is in it. A link is removed and never followed;
 /// what is still mounted below stays, with everything in it.
 pub(super) fn remove(root: &Root, directory: &Path, keep: bool) -> Errors {
-    let mounted: BTreeSet<PathBuf> = mounts::below(root, directory, false).into_iter().collect();
     let mut errors = Errors::new();
-    let device = match fs::symlink_metadata(directory) {
-        Ok(metadata) => metadata.dev(),
-        Err(error) => return vec![(directory.to_owned(), error.to_string())],
-    };
-    let removal = TreeRemoval { mounted, device };
-    if keep {
-        removal.empty(directory, 0, &mut errors);
-    } else {
-        removal.remove(directory, 0, &mut errors);
+    match TreeRemoval::begin(root, directory) {
+        Ok(None) => {}
+        Ok(Some((removal, directory))) if keep => {
+            removal.empty(&directory, 0, &mut errors);
+        }
+        Ok(Some((removal, directory))) => {
+            removal.remove(&directory, 0, &mut errors);
+        }
+        Err(error) => errors.push((directory.to_owned(), error.to_string())),
     }
     errors
 }
 
 struct TreeRemoval {
+    /// The kernel's list may be old by now, and a bind mount has no device of its own; so each
+    /// path is also asked for its mount.
     mounted: BTreeSet<PathBuf>,
-    device: u64,
+    mount: u64,
 }
 
 impl TreeRemoval {
+    fn begin(root: &Root, directory: &Path) -> io::Result<Option<(Self, PathBuf)>> {
+        let Some(directory) = mounts::resolved(directory)? else { return Ok(None) };
+        let mounted = mounts::below(root, &directory, false)?.into_iter().collect();
+        let mount = mounts::id(&directory)?;
+        Ok(Some((TreeRemoval { mounted, mount }, directory)))
+    }
+
     /// `true` when the path is gone.
     fn remove(&self, path: &Path, depth: usize, errors: &mut Errors) -> bool {
         let told = |error: io::Error| (path.to_owned(), error.to_string());
-        let metadata = match fs::symlink_metadata(path) {
-            Ok(metadata) => metadata,
+        let found = fs::symlink_metadata(path).and_then(|found| Ok((found, mounts::id(path)?)));
+        let (metadata, mount) = match found {
+            Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
             Err(error) => {
                 errors.push(told(error));
                 return false;
             }
         };
-        if self.mounted.contains(path) || metadata.dev() != self.device {
+        if self.mounted.contains(path) || mount != self.mount {
             errors.push((path.to_owned(), "something is mounted there".to_owned()));
             return false;
         }
@@ -74,8 +82,14 @@ impl TreeRemoval {
             }
         };
         let mut all = true;
-        for entry in entries.flatten() {
-            all &= self.remove(&entry.path(), depth + 1, errors);
+        for entry in entries {
+            match entry {
+                Ok(entry) => all &= self.remove(&entry.path(), depth + 1, errors),
+                Err(error) => {
+                    errors.push((directory.to_owned(), error.to_string()));
+                    all = false;
+                }
+            }
         }
         all
     }

@@ -14,6 +14,9 @@ use super::{
 };
 
 pub const SOCKET: &str = "/run/wharf/containerd/containerd.sock";
+/// What containerd and runc keep of running containers.
+pub const STATE: &str = "/run/wharf/containerd";
+pub const RUNC: &str = "/run/wharf/runc";
 const CONFIG: &str = "/etc/wharf/containerd/config.toml";
 const REGISTRIES: &str = "/etc/wharf/containerd/certs.d";
 /// The sandbox image's name without its version.
@@ -101,7 +104,7 @@ fn render_config(input: &DocumentInput<'_>) -> Result<String, DocumentError> {
     Ok(format!(
         r#"version = 3
 root = {root}
-state = "/run/wharf/containerd"
+state = {state}
 # They make directories and sockets that belong to another containerd of the host.
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
 
@@ -123,10 +126,12 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
       BinaryName = "{BIN}/runc"
-      Root = "/run/wharf/runc"
+      Root = {runc}
       SystemdCgroup = {systemd}
 "#,
         root = quoted(&root_directory(facts)),
+        state = quoted(STATE),
+        runc = quoted(RUNC),
         socket = quoted(SOCKET),
         registries = quoted(REGISTRIES),
         restrict = !facts.sys_resource,

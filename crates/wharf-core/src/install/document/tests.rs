@@ -1,4 +1,4 @@
-use super::super::components::tests::{Example, confined_facts, usual_facts};
+use super::super::components::tests::{Example, confined_facts};
 use super::*;
 
 fn units(document: &HostDocument, wanted: Wanted) -> Vec<&str> {
@@ -39,6 +39,12 @@ fn each_stage_starts_more_units_and_changes_nothing_else() {
 #[test]
 fn a_host_runs_what_its_roles_say() {
     let example = Example::new();
+    let all = example.document("cp");
+    assert_eq!(
+        units(&all, Wanted::Started),
+        super::super::components::NAMES,
+        "a removal knows them by these names"
+    );
     let started = |node| units(&example.document(node), Wanted::Started).join(" ");
     assert_eq!(started("w"), "containerd agent kubelet kube-proxy");
     assert_eq!(started("etcd"), "containerd agent etcd kubelet kube-proxy");
@@ -149,28 +155,20 @@ fn a_container_loads_no_modules_and_sets_nothing_of_the_whole_machine() {
 }
 
 #[test]
-fn what_others_use_too_is_ours_to_remove_only_if_it_was_not_there() {
-    let grown = |cluster: Option<&str>, shared: &[&str]| {
-        let shared = shared.iter().map(|path| (*path).to_owned()).collect();
-        let facts = HostFacts { cluster: cluster.map(str::to_owned), shared, ..usual_facts() };
-        Example { facts, ..Example::new() }.document("w").grown
-    };
-    let bare = grown(None, &[]);
-    for path in ["/var/lib/kubelet", "/var/lib/wharf", "/run/containerd", "/var/lib/cni"] {
-        assert!(bare.directories.contains(&path.to_owned()), "{path}");
+fn what_others_use_too_is_never_removed_as_a_whole() {
+    let grown = Example::new().document("w").grown;
+    assert_eq!(grown.nft_tables, ["ip kube-proxy", "ip6 kube-proxy", "ip wharf"]);
+    assert_eq!(grown.links, ["wharf0", "wharf-vx"]);
+    for path in ["/run/containerd", "/var/lib/cni"] {
+        assert!(grown.shared.contains(&path.to_owned()), "{path}");
     }
-    assert_eq!(
-        bare.nft_tables,
-        ["ip kube-proxy", "ip6 kube-proxy", "ip wharf", "inet cni_hostport"]
-    );
-    assert_eq!(bare.links, ["wharf0", "wharf-vx"]);
-    let beside_docker = grown(None, &["/run/containerd", "inet cni_hostport"]);
-    assert!(!beside_docker.directories.contains(&"/run/containerd".to_owned()));
-    assert!(beside_docker.directories.contains(&"/var/lib/cni".to_owned()));
-    assert!(!beside_docker.nft_tables.contains(&"inet cni_hostport".to_owned()));
-    // It is on record already; whoever came later has to be left alone.
-    let installed = grown(Some("demo"), &[]);
-    assert!(!installed.directories.contains(&"/run/containerd".to_owned()));
+    // A server of ours keeps its store in the same place.
+    let whole = [place::PROGRAMS, place::CONFIG, place::DATA, place::RUN];
+    for path in grown.shared.iter().map(String::as_str).chain(whole) {
+        assert!(!grown.directories.contains(&path.to_owned()), "{path}");
+    }
+    let deeper = |pair: &[String]| !pair[1].starts_with(&pair[0]);
+    assert!(grown.shared.windows(2).all(deeper), "what is below comes first");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Texts that others read: the configuration of the CNI plugins, and rules for nft.
 
-use super::{BRIDGE, Masquerade, NFT_TABLE, NetworkFile};
+use super::{ADDRESSES, BRIDGE, Masquerade, NFT_TABLE, NetworkFile};
 
 /// What containerd hands to the CNI plugins for each pod: a bridge with the node's pod addresses,
 /// and ports of the host for pods that ask for them.
@@ -23,7 +23,7 @@ pub fn render_conflist(file: &NetworkFile, mtu: u32) -> String {
       "mtu": {mtu},
       "ipam": {{
         "type": "host-local",
-        "dataDir": "/var/lib/wharf/cni",
+        "dataDir": "{ADDRESSES}",
         "ranges": [[{{ "subnet": "{pod_cidr}" }}]],
         "routes": [{{ "dst": "0.0.0.0/0" }}]
       }}
