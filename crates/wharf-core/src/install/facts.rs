@@ -44,12 +44,11 @@ pub struct HostFacts {
     pub mtu: u32,
     /// TCP ports on which something listens, with the program if it is known.
     pub listening: Vec<(u16, String)>,
-    /// The cluster that `/var/lib/wharf/made.json` names.
+    /// The cluster that `/var/lib/wharf/made.json` names, and which one of that name.
     pub cluster: Option<String>,
+    pub identity: String,
     /// Directories that should be empty or absent and are not.
     pub leftovers: Vec<String>,
-    /// What other container runtimes make too (directories, nft tables), as far as it is there.
-    pub shared: Vec<String>,
     /// The host's way to resolve names: `/etc/resolv.conf`, or that of systemd-resolved.
     pub resolv_conf: String,
     /// Whether that file names a server that is not this host itself.
@@ -58,6 +57,16 @@ pub struct HostFacts {
     pub kernel_modules: Vec<String>,
     /// Programs that the components call and that are not there: `nft`.
     pub missing_tools: Vec<String>,
+    /// Chains of rules that drop every forwarded packet they do not know, ours among them:
+    /// `ip filter FORWARD`.
+    pub forward_drops: Vec<String>,
     /// Other nodes' addresses whose SSH port could not be reached from here.
     pub unreachable: Vec<Ipv4Addr>,
+}
+
+impl HostFacts {
+    /// Whether the host was made for this cluster. One that has no identity yet has no hosts.
+    pub fn holds(&self, cluster: &str, identity: Option<&str>) -> bool {
+        self.cluster.as_deref() == Some(cluster) && identity == Some(&self.identity)
+    }
 }

@@ -123,14 +123,22 @@ listening() {
     done
 }
 
+# A text of the record of what was made here.
+recorded() {
+    as_root cat /var/lib/wharf/made.json |
+        sed -n "s/.*\"$1\"[[:space:]]*:[[:space:]]*\"\([^\"]*\)\".*/\1/p" | head -n 1
+}
+
 belongings() {
-    cluster=$(as_root cat /var/lib/wharf/made.json |
-        sed -n 's/.*"cluster"[[:space:]]*:[[:space:]]*"\([^"]*\)".*/\1/p' | head -n 1)
+    cluster=$(recorded cluster)
     if [ -n "$cluster" ]; then
         say cluster "$cluster"
+        say identity "$(recorded identity)"
         return
     fi
-    for directory in /etc/kubernetes/manifests /etc/wharf /var/lib/kubelet /var/lib/wharf; do
+    # A server of ours may have its own configuration and store beside these.
+    for directory in /etc/kubernetes/manifests /etc/wharf/pki /var/lib/kubelet \
+        /var/lib/wharf/cni /var/lib/wharf/containerd /var/lib/wharf/etcd /var/lib/wharf/state; do
         # A file system of its own has a lost+found from the start.
         case $(as_root ls -A "$directory") in
         '' | lost+found) ;;
@@ -139,13 +147,31 @@ belongings() {
     done
 }
 
-# What our components will make where others may have made it before; see `Grown`.
-shared() {
-    for path in /run/containerd /var/lib/cni; do
-        if [ -e $path ]; then say shared $path; fi
+# Chains that drop forwarded packets unless a rule of theirs says otherwise, as those of Docker and
+# ufw do; one that speaks of our bridge has such a rule.
+forwarding() {
+    as_root nft list chains | while read -r word name rest; do
+        case $word in
+        table) table="$name ${rest% *}" ;;
+        chain) chain=$name ;;
+        type)
+            case $rest in
+            *'hook forward '*'policy drop;'*)
+                if ! as_root nft list chain $table "$chain" </dev/null | grep -q wharf0; then
+                    say forward_drop "$table $chain"
+                fi
+                ;;
+            esac
+            ;;
+        esac
     done
-    if as_root nft list tables | grep -qx 'table inet cni_hostport'; then
-        say shared 'inet cni_hostport'
+    # The older iptables keeps rules that nft does not see.
+    if grep -qsx filter /proc/net/ip_tables_names && has iptables-legacy; then
+        rules=$(as_root iptables-legacy -S FORWARD)
+        case $rules in
+        *wharf0*) ;;
+        *'-P FORWARD DROP'*) say forward_drop 'iptables-legacy FORWARD' ;;
+        esac
     fi
 }
 
@@ -198,7 +224,7 @@ main() {
     addresses "$own"
     listening
     belongings
-    shared
+    forwarding
     names
     kernel_and_tools
     wait

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{ClusterSpec, NetworkPlugin, NodeRole, NodeSpec};
 
-use super::facts::HostFacts;
+use super::{facts::HostFacts, network::BRIDGE};
 
 /// Something about a host that is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +54,7 @@ pub enum Check {
     Leftovers,
     Reachability,
     Resolver,
+    Firewall,
 }
 
 /// kube-proxy's nft rules need it.
@@ -81,22 +82,25 @@ const NODE_PORTS: [u16; 5] = [6444, 10248, 10249, 10250, 10256];
 
 /// Judges all hosts that answered, by the names of their nodes.
 ///
+/// `identity` is the cluster's own, once it has one; see [`HostDocument`](super::host::HostDocument).
 /// `bundle_arch` is the architecture of the programs to install, as the bundle names it: `amd64`.
 pub fn decide_preflight(
     spec: &ClusterSpec,
     facts: &BTreeMap<String, HostFacts>,
+    identity: Option<&str>,
     bundle_arch: &str,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     for node in &spec.nodes {
         let Some(found) = facts.get(&node.name) else { continue };
-        let mut host = Host { spec, node, facts: found, findings: Vec::new() };
+        let mut host = Host { spec, node, facts: found, identity, findings: Vec::new() };
         host.check_access();
         host.check_machine(bundle_arch);
         host.check_kernel();
         host.check_room();
         host.check_clock(facts);
         host.check_network();
+        host.check_firewall();
         host.check_ports();
         host.check_twins(facts);
         host.check_past();
@@ -110,6 +114,7 @@ struct Host<'a> {
     spec: &'a ClusterSpec,
     node: &'a NodeSpec,
     facts: &'a HostFacts,
+    identity: Option<&'a str>,
     findings: Vec<Finding>,
 }
 
@@ -228,11 +233,10 @@ impl Host<'_> {
         let facts = self.facts;
         self.compare(Check::Memory, "memory", facts.memory_mib, &memory, "use a larger machine");
         let hint = "make room, or mount a larger file system there";
-        let data = "free space in /var/lib";
-        self.compare(Check::Disk, data, facts.free_data_mib, &DATA_DISK, hint);
         // What is installed already needs no more room.
-        if facts.cluster.is_none() {
-            let programs = "free space in /opt";
+        if !self.is_ours() {
+            let (data, programs) = ("free space in /var/lib", "free space in /opt");
+            self.compare(Check::Disk, data, facts.free_data_mib, &DATA_DISK, hint);
             self.compare(Check::Disk, programs, facts.free_programs_mib, &PROGRAMS_DISK, hint);
         }
     }
@@ -293,6 +297,22 @@ impl Host<'_> {
                 "write one, or let systemd-resolved do it",
             );
         }
+    }
+
+    /// Without a pod network of ours nobody knows what its packets look like.
+    fn check_firewall(&mut self) {
+        let drops = self.facts.forward_drops.join(", ");
+        if drops.is_empty() || self.spec.network.plugin == NetworkPlugin::None {
+            return;
+        }
+        self.warning(
+            Check::Firewall,
+            format!("packets from and to pods may be dropped: the policy of {drops} is drop"),
+            format!(
+                "let them pass: `iptables -I FORWARD -i {BRIDGE} -j ACCEPT` and the same with -o, \
+                 or such rules in the firewall that made the policy"
+            ),
+        );
     }
 
     /// An address with the name of its node.
@@ -360,16 +380,18 @@ impl Host<'_> {
     }
 
     fn is_ours(&self) -> bool {
-        self.facts.cluster.as_deref() == Some(&self.spec.name)
+        self.facts.holds(&self.spec.name, self.identity)
     }
 
     fn check_past(&mut self) {
         if let Some(other) = self.facts.cluster.as_ref().filter(|_| !self.is_ours()) {
-            return self.error(
-                Check::Cluster,
-                format!("the host belongs to cluster {other}"),
-                format!("remove it from {other}, or delete that cluster, first"),
-            );
+            let message = match *other == self.spec.name {
+                true => format!("the host holds another cluster that is named {other} too"),
+                false => format!("the host belongs to cluster {other}"),
+            };
+            let command = format!("`{}/wharf agent host remove`", super::components::BIN);
+            let hint = format!("delete that cluster, or clean the host with {command} on it");
+            return self.error(Check::Cluster, message, hint);
         }
         if !self.facts.leftovers.is_empty() {
             let leftovers = self.facts.leftovers.join(", ");

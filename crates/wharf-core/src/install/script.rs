@@ -70,12 +70,13 @@ fn take(facts: &mut HostFacts, key: &str, value: &str) -> Result<(), BadFacts> {
         "mtu" => facts.mtu = parse(key, value)?,
         "listening" => facts.listening.push(listener(key, value)?),
         "cluster" => facts.cluster = Some(text()),
+        "identity" => facts.identity = text(),
         "leftover" => facts.leftovers.push(text()),
-        "shared" => facts.shared.push(text()),
         "resolv_conf" => facts.resolv_conf = text(),
         "resolves_outside" => facts.resolves_outside = parse(key, value)?,
         "kernel_module" => facts.kernel_modules.push(text()),
         "missing_tool" => facts.missing_tools.push(text()),
+        "forward_drop" => facts.forward_drops.push(text()),
         "unreachable" => facts.unreachable.push(parse(key, value)?),
         _ => {}
     }
@@ -100,7 +101,7 @@ mod tests {
     fn what_the_script_says_becomes_facts_and_the_rest_is_passed_over() {
         let output = "Welcome to this machine, a=b\nhostname=one\nroot=true\ncgroup_version=2\n\
             listening=22 sshd\nlistening=6443 \nlistening=22 sshd\naddress=10.0.0.1\naddress=127.0.0.1\n\
-            unreachable=10.0.0.3\nunreachable=10.0.0.2\nclock_seconds=17\ncluster=demo\nend=facts\n";
+            unreachable=10.0.0.3\nunreachable=10.0.0.2\nclock_seconds=17\ncluster=demo\nidentity=17ab\nend=facts\n";
         let facts = parse_facts(output, 16).unwrap();
         assert_eq!(facts.hostname, "one");
         assert!(facts.root && !facts.systemd && !facts.swap);
@@ -112,7 +113,11 @@ mod tests {
         );
         assert_eq!(facts.unreachable.len(), 2);
         assert_eq!((facts.clock_seconds, facts.asked_at_seconds), (17, 16));
-        assert_eq!(facts.cluster.as_deref(), Some("demo"));
+        assert!(facts.holds("demo", Some("17ab")));
+        for (cluster, identity) in [("other", Some("17ab")), ("demo", Some("17ac")), ("demo", None)]
+        {
+            assert!(!facts.holds(cluster, identity), "{cluster} {identity:?}");
+        }
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn judge(spec: &ClusterSpec, change: impl Fn(u8, &mut HostFacts)) -> Vec<Finding
         change(n, &mut host);
         facts.insert(format!("n{n}"), host);
     }
-    decide_preflight(spec, &facts, "amd64")
+    decide_preflight(spec, &facts, Some("ours"), "amd64")
 }
 
 /// What is found when the hosts `n1` (controlplane) or `n2` (worker) are changed.
@@ -115,6 +115,7 @@ fn each_fault_of_a_host_is_one_finding() {
         (2, |f| f.leftovers = vec!["/var/lib/kubelet".to_owned()], (Check::Leftovers, Error)),
         (2, |f| f.unreachable = vec![Ipv4Addr::new(10, 0, 0, 3)], (Check::Reachability, Error)),
         (2, |f| f.resolv_conf.clear(), (Check::Resolver, Warning)),
+        (2, |f| f.forward_drops = vec!["ip filter FORWARD".to_owned()], (Check::Firewall, Warning)),
     ];
     for (number, (n, change, expected)) in cases.iter().enumerate() {
         assert_eq!(findings(&spec(), *n, change), [*expected], "case {number}");
@@ -132,6 +133,8 @@ fn what_only_looks_like_a_fault_is_none() {
         // Our own units listen, on a host that is part of this cluster.
         (1, |f| {
             f.cluster = Some("demo".to_owned());
+            f.identity = "ours".to_owned();
+            (f.free_data_mib, f.free_programs_mib) = (100, 100);
             f.listening.extend([(6443, String::new()), (10250, String::new())]);
         }),
         (2, |f| f.kernel_modules.retain(|m| m != "vxlan")),
@@ -195,7 +198,21 @@ fn clones_are_told_apart_by_nobody_so_both_are_named() {
 #[test]
 fn hosts_that_did_not_answer_are_not_judged() {
     let facts = BTreeMap::from([("n1".to_owned(), good(1)), ("stranger".to_owned(), good(1))]);
-    let found = decide_preflight(&spec(), &facts, "amd64");
+    let found = decide_preflight(&spec(), &facts, None, "amd64");
     // The stranger is only somebody to compare with.
     assert!(found.iter().all(|finding| finding.node == "n1"), "{found:?}");
+}
+
+#[test]
+fn another_cluster_of_the_same_name_is_told_and_how_to_clean_the_host() {
+    for identity in [Some("ours"), None] {
+        let mut facts = BTreeMap::from([("n2".to_owned(), good(2))]);
+        let host = facts.get_mut("n2").unwrap();
+        host.cluster = Some("demo".to_owned());
+        "theirs".clone_into(&mut host.identity);
+        let found = decide_preflight(&spec(), &facts, identity, "amd64");
+        let told: Vec<&str> = found.iter().map(|finding| finding.message.as_str()).collect();
+        assert_eq!(told, ["the host holds another cluster that is named demo too"]);
+        assert!(found[0].hint.contains("wharf agent host remove"), "{}", found[0].hint);
+    }
 }
