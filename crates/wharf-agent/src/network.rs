@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use tokio::{sync::watch, time::Instant};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::{error, info, warn};
 use wharf_core::install::network::{NetworkFile, decide_network};
 
@@ -53,14 +53,25 @@ pub enum NetworkError {
     Nft { stderr: String },
     #[error("nft did not end within {0:?}")]
     NftTimedOut(Duration),
+    #[error("the balancer ended, and nobody told it to")]
+    BalancerEnded(#[source] Option<tokio::task::JoinError>),
 }
 
 /// Keeps the network until `stop`. Calls `ready` once, when the file was carried out without a
 /// fault and the balancer listens.
-pub async fn keep(config: &Config, ready: impl FnOnce(), stop: CancellationToken) {
+///
+/// # Errors
+/// The balancer ended by a defect: whoever started the agent must begin it anew, since without the
+/// balancer the node has no API.
+pub async fn keep(
+    config: &Config,
+    ready: impl FnOnce(),
+    stop: CancellationToken,
+) -> Result<(), NetworkError> {
     let (wishes, wished) = watch::channel(None);
     let (listening, mut listens) = watch::channel(false);
     let balancer = tokio::spawn(balancer::run(wished, listening, stop.clone()));
+    let mut balancer = AbortOnDropHandle::new(balancer);
     let mut keeper = Keeper::new(config);
     let mut ready = Some(ready);
     while !stop.is_cancelled() {
@@ -75,16 +86,15 @@ pub async fn keep(config: &Config, ready: impl FnOnce(), stop: CancellationToken
             ready();
         }
         tokio::select! {
+            biased;
             () = stop.cancelled() => {}
+            ended = &mut balancer => return Err(NetworkError::BalancerEnded(ended.err())),
             // The balancer's first word is worth waking up for.
             Ok(()) = listens.changed() => {}
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
     }
-    drop(wishes);
-    if let Err(error) = balancer.await {
-        error!(%error, "the balancer ended badly");
-    }
+    balancer.await.map_err(|error| NetworkError::BalancerEnded(Some(error)))
 }
 
 struct Keeper {

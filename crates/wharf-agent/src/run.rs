@@ -1,6 +1,6 @@
 //! `wharf agent`: everything that runs on a node as long as the node does.
 
-use std::io::IsTerminal;
+use std::{io::IsTerminal, pin::pin};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,8 @@ pub enum AgentError {
     BadLogFilter { filter: String, reason: String },
     #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
+    #[error("the node's network is not kept any more")]
+    Network(#[from] network::NetworkError),
 }
 
 /// Logs on standard error: readable lines on a terminal, JSON elsewhere.
@@ -43,18 +45,16 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signals)?;
     info!(version = env!("CARGO_PKG_VERSION"), "the agent starts");
     let stop = CancellationToken::new();
-    let keeping = network::keep(&config, tell_ready, stop.clone());
-    let ended = async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        info!("the agent stops");
-        notify(sd_notify::NotifyState::Stopping);
-        stop.cancel();
-    };
-    tokio::join!(keeping, ended);
-    Ok(())
+    let mut keeping = pin!(network::keep(&config, tell_ready, stop.clone()));
+    tokio::select! {
+        ended = &mut keeping => return Ok(ended?),
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    info!("the agent stops");
+    notify(sd_notify::NotifyState::Stopping);
+    stop.cancel();
+    Ok(keeping.await?)
 }
 
 fn tell_ready() {

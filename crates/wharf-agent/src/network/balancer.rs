@@ -22,7 +22,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
     time::timeout,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::{error, info, warn};
 use wharf_core::install::network::NetworkFile;
 
@@ -93,6 +93,7 @@ pub async fn run(
         let retry = wishes.borrow().is_some() && !*listening.borrow();
         tokio::select! {
             () = stop.cancelled() => return,
+            () = Listener::ended(listener.as_mut()) => return,
             changed = wishes.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(PAUSE), if retry => {}
         }
@@ -133,13 +134,7 @@ impl Checks {
 /// A bound address; dropping it stops accepting there.
 struct Listener {
     address: SocketAddrV4,
-    accepting: AbortHandle,
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.accepting.abort();
-    }
+    accepting: AbortOnDropHandle<()>,
 }
 
 impl Listener {
@@ -151,7 +146,15 @@ impl Listener {
         let listener = TcpListener::bind(address).await?;
         info!(%address, "the balancer listens");
         let accepting = accept(listener, servers.clone(), stop.clone());
-        Ok(Self { address, accepting: tokio::spawn(accepting).abort_handle() })
+        Ok(Self { address, accepting: AbortOnDropHandle::new(tokio::spawn(accepting)) })
+    }
+
+    /// Returns if nobody accepts any more, which only a defect can bring about.
+    async fn ended(listener: Option<&mut Self>) {
+        match listener {
+            Some(listener) => drop((&mut listener.accepting).await),
+            None => std::future::pending().await,
+        }
     }
 }
 

@@ -203,7 +203,8 @@ impl Kernel {
             },
             NetworkAction::RaiseTunnel => {
                 let up = LinkUnspec::new_with_index(self.tunnel_index(&what)?).up().build();
-                self.netlink.link().change(up).execute().await
+                let raised = self.netlink.link().change(up).execute().await;
+                return raised.map_err(failed(&what));
             }
             NetworkAction::RemoveRoute(route) => {
                 self.netlink.route().del(route_message(route).build()).execute().await
@@ -408,6 +409,15 @@ fn unless_absent<T>(result: Result<T, NetworkError>) -> Result<Option<T>, Networ
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_tunnel_that_cannot_be_raised_is_a_fault() {
+        let mut kernel = Kernel::open().unwrap();
+        // There is no such device; without the right to change any the answer is another refusal.
+        kernel.tunnel = Some(u32::MAX / 2);
+        let raised = kernel.carry_out(&NetworkAction::RaiseTunnel, &mut Table::default()).await;
+        assert!(matches!(raised, Err(NetworkError::Refused { .. })), "{raised:?}");
+    }
 
     #[test]
     fn forwarding_entries_are_read_as_neighbours_are() {

@@ -36,7 +36,7 @@ const MOST_ANSWER_BYTES: usize = 64 << 10;
 /// The connection is kept: a handshake a second from each of a thousand nodes would be a load of
 /// its own on the API servers.
 pub async fn keep_checking(servers: Arc<Servers>, address: SocketAddrV4, authority: PathBuf) {
-    let mut checker = Checker { address, authority, connection: None };
+    let mut checker = Checker { address, authority, proved: false, connection: None };
     let mut ticks = interval(CHECK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -68,6 +68,8 @@ enum CheckError {
     Unreachable(#[source] std::io::Error),
     #[error("it does not prove to be an API server of this cluster")]
     Untrusted(#[source] std::io::Error),
+    #[error("the authority's file cannot be read")]
+    NoAuthority(#[source] std::io::Error),
     #[error("the authority's certificate cannot be used")]
     Authority(#[source] rustls::Error),
     #[error("the authority's file holds no certificate in PEM")]
@@ -85,6 +87,8 @@ enum CheckError {
 struct Checker {
     address: SocketAddrV4,
     authority: PathBuf,
+    /// It has proved once to be an API server of this cluster: from then on nothing less will do.
+    proved: bool,
     connection: Option<Connection>,
 }
 
@@ -110,9 +114,14 @@ impl Checker {
             }
         }
         let stream = TcpStream::connect(self.address).await.map_err(CheckError::Unreachable)?;
-        let Some(config) = trust(&self.authority)? else {
+        let config = match trust(&self.authority) {
             // The installer has not put the authority there yet: that somebody listens must do.
-            return Ok(());
+            Err(CheckError::NoAuthority(error))
+                if error.kind() == std::io::ErrorKind::NotFound && !self.proved =>
+            {
+                return Ok(());
+            }
+            config => config?,
         };
         let name = ServerName::from(IpAddr::V4(*self.address.ip()));
         let stream = TlsConnector::from(Arc::new(config))
@@ -123,7 +132,9 @@ impl Checker {
             http1::handshake(TokioIo::new(stream)).await.map_err(CheckError::Http)?;
         // Its fault is the fault of the request that it carries.
         let driver = tokio::spawn(async move { drop(driver.await) }).abort_handle();
-        ask(self.connection.insert(Connection { sender, driver })).await
+        ask(self.connection.insert(Connection { sender, driver })).await?;
+        self.proved = true;
+        Ok(())
     }
 }
 
@@ -148,9 +159,8 @@ async fn ask(connection: &mut Connection) -> Result<(), CheckError> {
     }
 }
 
-/// None if there is no authority's file.
-fn trust(authority: &Path) -> Result<Option<ClientConfig>, CheckError> {
-    let Ok(pem) = std::fs::read(authority) else { return Ok(None) };
+fn trust(authority: &Path) -> Result<ClientConfig, CheckError> {
+    let pem = std::fs::read(authority).map_err(CheckError::NoAuthority)?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(CheckError::AuthorityFile)?;
@@ -160,5 +170,30 @@ fn trust(authority: &Path) -> Result<Option<ClientConfig>, CheckError> {
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(CheckError::Authority)?;
-    Ok(Some(config.with_root_certificates(roots).with_no_client_auth()))
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_before_the_authority_is_there_it_is_enough_that_somebody_listens() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let std::net::SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!() };
+        let dir = tempfile::tempdir().unwrap();
+        let check = async |authority: PathBuf, proved| {
+            let mut checker = Checker { address, authority, proved, connection: None };
+            checker.check().await
+        };
+        assert!(check(dir.path().join("ca.crt"), false).await.is_ok());
+        let gone = check(dir.path().join("ca.crt"), true).await;
+        assert!(matches!(gone, Err(CheckError::NoAuthority(_))), "{gone:?}");
+        let unreadable = check(dir.path().to_owned(), false).await;
+        assert!(matches!(unreadable, Err(CheckError::NoAuthority(_))), "{unreadable:?}");
+    }
 }
