@@ -56,7 +56,7 @@ async fn main() {
         for (cluster, epoch) in app.owned.borrow().clone() {
             claims
                 .entry((cluster.clone(), epoch))
-                .or_insert_with(|| Fenced::new(app.store.clone(), cluster, epoch));
+                .or_insert_with(|| Fenced::new(app.store.clone(), app.me.clone(), cluster, epoch));
         }
         for ((cluster, epoch), fenced) in &claims {
             let pulse = Pulse { server: app.me.to_string(), epoch: *epoch };

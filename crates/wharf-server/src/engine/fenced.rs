@@ -1,16 +1,18 @@
 //! Writes that only a cluster's owner can make.
 
-use wharf_core::cluster::ClusterRecord;
+use wharf_core::cluster::{ClusterRecord, ServerId};
 use wharf_store::{Outcome, Revision, Store, StoreError, Stored, Txn};
 
 /// How often a write is tried again because somebody else changed the record; each time somebody
 /// got ahead, so this many in a row means that something is wrong.
 const TRIES: usize = 100;
 
-/// The right to write about one cluster, as long as its record carries the epoch.
+/// The right to write about one cluster, as long as its record carries the owner and the epoch. The
+/// epoch alone would not do: it begins again when a deleted name is given to a new cluster.
 #[derive(Clone)]
 pub struct Fenced {
     store: Store,
+    me: ServerId,
     cluster: String,
     epoch: u64,
 }
@@ -18,9 +20,7 @@ pub struct Fenced {
 #[derive(Debug, thiserror::Error)]
 pub enum FencedError {
     /// Another server owns the cluster now; nothing was written.
-    #[error(
-        "the cluster {cluster} is at epoch {found}, no longer at {mine}: another server owns it"
-    )]
+    #[error("the cluster {cluster} is another server's at epoch {found}; ours was {mine}")]
     Fenced { cluster: String, mine: u64, found: u64 },
     #[error("the cluster {cluster} is gone")]
     Gone { cluster: String },
@@ -31,8 +31,8 @@ pub enum FencedError {
 }
 
 impl Fenced {
-    pub fn new(store: Store, cluster: String, epoch: u64) -> Self {
-        Self { store, cluster, epoch }
+    pub fn new(store: Store, me: ServerId, cluster: String, epoch: u64) -> Self {
+        Self { store, me, cluster, epoch }
     }
 
     /// Commits what `build` makes of the record as it stands. It is called again when somebody
@@ -48,10 +48,10 @@ impl Fenced {
             let Some(record) = self.store.read::<ClusterRecord>(&self.cluster).await? else {
                 return Err(FencedError::Gone { cluster: self.cluster.clone() });
             };
-            let found = record.value.ownership.epoch;
-            if found != self.epoch {
-                let cluster = self.cluster.clone();
-                return Err(FencedError::Fenced { cluster, mine: self.epoch, found });
+            let found = &record.value.ownership;
+            if found.epoch != self.epoch || found.owner.as_ref() != Some(&self.me) {
+                let (cluster, mine, found) = (self.cluster.clone(), self.epoch, found.epoch);
+                return Err(FencedError::Fenced { cluster, mine, found });
             }
             let txn = build(&record)?.when(record.unchanged());
             if let Outcome::Committed(revision) = self.store.commit(txn).await? {
@@ -59,5 +59,38 @@ impl Fenced {
             }
         }
         Err(FencedError::Contended { cluster: self.cluster.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
+    use jiff::Timestamp;
+    use wharf_core::cluster::{ClusterSpec, ClusterState, Origin, Ownership};
+    use wharf_store::{StoreLocation, StoreOptions};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_that_begins_again_at_the_same_epoch_is_not_written_by_its_old_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = StoreLocation::Embedded { data_dir: dir.path().to_owned() };
+        let store = Store::open(&StoreOptions { location }).await.unwrap();
+        let (a, b) = (ServerId("a".to_owned()), ServerId("b".to_owned()));
+        let spec = ClusterSpec::new("demo", SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8443), "1.36.3");
+        let now = Timestamp::now();
+        let record = ClusterRecord {
+            ownership: Ownership { owner: Some(b.clone()), epoch: 1 },
+            ..ClusterRecord::new(spec, ClusterState::Running, Origin::Imported, now)
+        };
+        let made = store.commit(Txn::new().create("demo", &record, now).unwrap()).await.unwrap();
+        assert!(matches!(made, Outcome::Committed(_)));
+        let write = async |me| {
+            let fenced = Fenced::new(store.clone(), me, "demo".to_owned(), 1);
+            fenced.commit(|stored| Txn::new().write("demo", &stored.value, now, None)).await
+        };
+        assert!(matches!(write(a).await, Err(FencedError::Fenced { .. })));
+        write(b).await.unwrap();
     }
 }

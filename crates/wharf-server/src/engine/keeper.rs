@@ -49,7 +49,11 @@ pub async fn run(app: App, stop: CancellationToken) {
         for (cluster, epoch) in wish {
             keepers.entry(cluster.clone()).or_insert_with(|| {
                 let token = stop.child_token();
-                tasks.spawn(keep(app.clone(), cluster, epoch, token.clone()));
+                let (app, stop) = (app.clone(), token.clone());
+                tasks.spawn(async move {
+                    let begin = || keep(app.clone(), cluster.clone(), epoch, stop.clone());
+                    begin_again(&cluster, &stop, begin).await;
+                });
                 (epoch, token)
             });
         }
@@ -60,20 +64,34 @@ pub async fn run(app: App, stop: CancellationToken) {
                     break;
                 }
             }
-            Some(ended) = tasks.join_next() => match ended {
-                Ok(cluster) => {
-                    keepers.remove(&cluster);
-                }
-                Err(error) => tracing::error!(?error, "a cluster's task failed"),
-            }
+            // It was told to end. Its successor has the place in the map meanwhile.
+            Some(_) = tasks.join_next() => {}
         }
     }
     while tasks.join_next().await.is_some() {}
 }
 
-/// Returns the cluster's name once there is nothing left to do for it under this epoch.
-async fn keep(app: App, cluster: String, epoch: u64, stop: CancellationToken) -> String {
-    let fenced = Fenced::new(app.store.clone(), cluster.clone(), epoch);
+/// Begins a task anew whenever it ends, also by a panic, until the cluster is no longer ours. One
+/// that ended by itself found the cluster gone: its name may be a new cluster's before anybody
+/// says that it was taken from us.
+async fn begin_again<F>(cluster: &str, stop: &CancellationToken, begin: impl Fn() -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    while !stop.is_cancelled() {
+        if let Err(error) = AbortOnDropHandle::new(tokio::spawn(begin())).await {
+            tracing::error!(?error, cluster, "the cluster's task failed; it begins anew");
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+}
+
+/// Returns once there is nothing left to do for the cluster under this epoch.
+async fn keep(app: App, cluster: String, epoch: u64, stop: CancellationToken) {
+    let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), epoch);
     let keeper = Keeper { app, cluster, fenced };
     let mut first = true;
     while !stop.is_cancelled() {
@@ -92,7 +110,6 @@ async fn keep(app: App, cluster: String, epoch: u64, stop: CancellationToken) ->
             }
         }
     }
-    keeper.cluster
 }
 
 struct Keeper {
@@ -115,8 +132,10 @@ impl Keeper {
             (ClusterState::Creating, Some(work))
                 if first && !self.app.config.resume_on_start && self.is_old(work).await? =>
             {
-                let why = Failure::new("the server was restarted while the cluster was created")
-                    .hint("send the cluster again to go on with it, or delete it");
+                let why = "this server took the cluster over, after a start or from another, \
+                           while it was created";
+                let why =
+                    Failure::new(why).hint("send the cluster again to go on with it, or delete it");
                 let journal = self.journal(work, OperationKind::Create).await?;
                 self.settle(&journal, Ended::Failed(why)).await?;
             }
@@ -151,7 +170,7 @@ impl Keeper {
         let goes_on = !record.phases.is_empty();
         let journal = Journal::new(&work.operation, record);
         if goes_on {
-            journal.log("the server was restarted; going on");
+            journal.log("taken over from an earlier run; going on");
         }
         Ok(journal)
     }
@@ -175,8 +194,7 @@ impl Keeper {
         let mut task = AbortOnDropHandle::new(tokio::spawn(installer::run(job.clone(), kind)));
         let ended = tokio::select! {
             done = &mut task => Ended::of(done),
-            canceled = self.canceled(record, work) => {
-                canceled?;
+            () = self.canceled(record, work) => {
                 task.abort();
                 // Nothing of it may happen after what follows.
                 let _ = task.await;
@@ -193,21 +211,32 @@ impl Keeper {
         self.settle(&journal, ended).await
     }
 
-    /// Returns once the operation shall stop.
-    async fn canceled(
-        &self,
-        record: &Stored<ClusterRecord>,
-        work: &Work,
-    ) -> Result<(), StoreError> {
+    /// Returns once the operation shall stop. A store that is away for a moment is asked again: it
+    /// is no reason to drop work that goes well.
+    async fn canceled(&self, record: &Stored<ClusterRecord>, work: &Work) {
         let mut seen = record.revision;
         let mut canceled = work.canceled;
         while !canceled {
-            seen = next_change::<ClusterRecord>(&self.app.store, &self.cluster, seen).await?;
-            let now = self.app.store.read::<ClusterRecord>(&self.cluster).await?;
-            let now = now.and_then(|record| record.value.work);
-            canceled = now.is_some_and(|now| now.operation == work.operation && now.canceled);
+            match self.look_for_cancel(seen, work).await {
+                Ok(found) => (seen, canceled) = found,
+                Err(error) => {
+                    tracing::warn!(?error, cluster = self.cluster, "will look again for a cancel");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
         }
-        Ok(())
+    }
+
+    async fn look_for_cancel(
+        &self,
+        seen: Revision,
+        work: &Work,
+    ) -> Result<(Revision, bool), StoreError> {
+        let seen = next_change::<ClusterRecord>(&self.app.store, &self.cluster, seen).await?;
+        let now = self.app.store.read::<ClusterRecord>(&self.cluster).await?;
+        let now = now.and_then(|record| record.value.work);
+        let canceled = now.is_some_and(|now| now.operation == work.operation && now.canceled);
+        Ok((seen, canceled))
     }
 
     /// Writes how the operation ended and where the cluster is now, in one transaction.
@@ -363,4 +392,34 @@ fn settled_record(
     let is_new = state == ClusterState::Running && !record.created;
     settled.created |= is_new;
     Ok(Some((settled, is_new.then_some("cluster.created"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_panics_or_ends_is_begun_anew_until_the_cluster_is_no_longer_ours() {
+        let stop = CancellationToken::new();
+        let runs = Arc::new(AtomicUsize::new(0));
+        let begin = || {
+            let (stop, run) = (stop.clone(), runs.fetch_add(1, Ordering::Relaxed));
+            async move {
+                match run {
+                    0 => panic!("a defect"),
+                    1 => {}
+                    _ => stop.cancel(),
+                }
+            }
+        };
+        let begun = std::time::Instant::now();
+        begin_again("demo", &stop, begin).await;
+        assert_eq!(runs.load(Ordering::Relaxed), 3);
+        assert!(begun.elapsed() >= 2 * RETRY, "there is a pause between two");
+    }
 }
