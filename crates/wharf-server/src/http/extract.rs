@@ -103,9 +103,21 @@ fn parse_known<'de, T: DeserializeOwned>(
 fn malformed(error: &serde_json::Error, path: &str) -> ApiError {
     match error.classify() {
         serde_json::error::Category::Data => {
-            ApiError::field(path, ErrorCode::InvalidBodyContent, format!("{path}: {error}"))
+            let message = format!("{path}: {}", without_values(error));
+            ApiError::field(path, ErrorCode::InvalidBodyContent, message)
         }
         _ => ApiError::new(ErrorCode::MalformedBody, format!("the body is not JSON: {error}")),
+    }
+}
+
+/// The library's text quotes the value that does not fit, which may be a password. Only the name of
+/// a field that is missing is passed on: it is ours.
+fn without_values(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let missing = text.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
+    match missing {
+        Some((field, _)) => format!("{field} is missing"),
+        None => "it has another form than it should have".to_owned(),
     }
 }
 
@@ -241,6 +253,21 @@ mod tests {
         let (status, code, fields) = fault(br#"{"name":"a","items":[{"count":"x"}]}"#);
         assert_eq!((status, code), (422, ErrorCode::InvalidBodyContent));
         assert_eq!(fields, ["items[0].count"]);
+    }
+
+    #[test]
+    fn a_value_of_the_body_is_never_told_again() {
+        for (text, message) in [
+            (r#"{"name":123456}"#, "name: it has another form than it should have"),
+            (
+                r#"{"name":"a","items":[{"count":"123456"}]}"#,
+                "items[0].count: it has another form than it should have",
+            ),
+            (r#"{"name":"a","items":[{}]}"#, "items[0]: count is missing"),
+        ] {
+            let error = parse_json::<Order>(text.as_bytes()).unwrap_err();
+            assert_eq!(error.body.message, message);
+        }
     }
 
     #[test]
