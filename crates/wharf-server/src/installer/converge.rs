@@ -202,7 +202,7 @@ impl Walk<'_> {
                 // It stays as it is: the update must not depend on a machine that is down.
                 Err(failure) if self.is_installed(&node.name) => {
                     let why = failure.sentence();
-                    self.job.journal.log(format!("left as it is: {why}"));
+                    self.job.journal.log(format!("left as it is, update again once it is back: {why}"));
                     Ok(None)
                 }
                 Err(failure) => Err(failure),
@@ -234,6 +234,9 @@ impl Walk<'_> {
     async fn choose(&self) -> Outcome<BTreeMap<String, NodeRecord>> {
         let nodes = choose_nodes(&self.world, &self.record.nodes, &self.hosts)?;
         self.job.store_nodes(&nodes).await?;
+        if let Some(key) = self.world.jump.host_key().await {
+            self.job.pin_jump(&key).await?;
+        }
         Ok(nodes)
     }
 
@@ -245,6 +248,7 @@ impl Walk<'_> {
             self.job.store_vault(&vault).await?;
             self.job.journal.log("certificates were issued");
         }
+        self.job.store_expiry(pki.expiry().map_err(internal)?.at).await?;
         Ok(pki)
     }
 
@@ -385,6 +389,35 @@ impl Job {
         }
         let stored = self.fenced.commit(|stored| {
             let record = ClusterRecord { nodes: nodes.clone(), ..stored.value.clone() };
+            Txn::new().write(&stored.id, &record, Timestamp::now(), None)
+        });
+        stored.await.map(|_| ()).map_err(internal)
+    }
+
+    /// Stores the key that the jump host showed at the first contact.
+    async fn pin_jump(&self, key: &str) -> Outcome<()> {
+        let jump = |record: &ClusterRecord| record.spec.ssh.jump.clone();
+        if jump(&self.record().await?).is_none_or(|jump| jump.host_key.is_some()) {
+            return Ok(());
+        }
+        let stored = self.fenced.commit(|stored| {
+            let mut record = stored.value.clone();
+            if let Some(jump) = &mut record.spec.ssh.jump {
+                jump.host_key.get_or_insert_with(|| key.to_owned());
+            }
+            Txn::new().write(&stored.id, &record, Timestamp::now(), None)
+        });
+        stored.await.map(|_| ()).map_err(internal)
+    }
+
+    /// Stores when the first certificate ends, so that nobody has to open the vault to show it.
+    async fn store_expiry(&self, at: Timestamp) -> Outcome<()> {
+        if self.record().await?.certificates_expire_at == Some(at) {
+            return Ok(());
+        }
+        let stored = self.fenced.commit(|stored| {
+            let certificates_expire_at = Some(at);
+            let record = ClusterRecord { certificates_expire_at, ..stored.value.clone() };
             Txn::new().write(&stored.id, &record, Timestamp::now(), None)
         });
         stored.await.map(|_| ()).map_err(internal)
