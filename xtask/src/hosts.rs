@@ -16,6 +16,9 @@ pub enum Hosts {
     Up {
         #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..=50))]
         count: u16,
+        /// With the bundle's files, so that clusters need no uploads
+        #[arg(long)]
+        bundle: bool,
     },
     /// Show all test beds of this machine and their hosts
     List,
@@ -36,7 +39,7 @@ pub enum Hosts {
 
 pub fn run(hosts: &Hosts) -> Result<()> {
     match hosts {
-        Hosts::Up { count } => up(usize::from(*count)),
+        Hosts::Up { count, bundle } => up(usize::from(*count), *bundle),
         Hosts::List => list(),
         Hosts::Ssh { name, command } => ssh(name, command),
         Hosts::Reboot { name } => reboot(name),
@@ -45,7 +48,7 @@ pub fn run(hosts: &Hosts) -> Result<()> {
     }
 }
 
-fn up(count: usize) -> Result<()> {
+fn up(count: usize, bundle: bool) -> Result<()> {
     // An interrupt turns into an error, and the error path removes what was made.
     wharf_testbed::interrupt_on_signals()?;
     if let Some(bed) = wharf_testbed::list()?.into_iter().find(|bed| bed.name == BED)
@@ -59,7 +62,9 @@ fn up(count: usize) -> Result<()> {
         bail!("{there} hosts are up already; take them down first: cargo xtask hosts down");
     }
     let begin = Instant::now();
-    let bed = TestBed::start_with(BED, &Options { keep: true, ..Options::hosts(count) })?;
+    let options = Options::hosts(count);
+    let options = if bundle { options.with_bundle()? } else { options };
+    let bed = TestBed::start_with(BED, &Options { keep: true, ..options })?;
     for host in bed.hosts() {
         println!("{}\t{}", host.name(), host.address());
     }
