@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::Kind;
 
-/// What is kept of an operation. The id is `<cluster>/<time-ordered id>`.
+/// What is kept of an operation. The id sorts by time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationRecord {
     pub cluster: String,
@@ -30,6 +30,21 @@ pub struct OperationRecord {
 
 impl Kind for OperationRecord {
     const KIND: &'static str = "operation";
+}
+
+/// Says that a cluster has an operation: `<cluster>/<operation>`. Without it, what happened to one
+/// cluster would be looked for among the operations of all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationOf {}
+
+impl OperationOf {
+    pub fn id(cluster: &str, operation: &str) -> String {
+        format!("{cluster}/{operation}")
+    }
+}
+
+impl Kind for OperationOf {
+    const KIND: &'static str = "operationof";
 }
 
 /// So many lines of the log are kept; a late joiner of the log gets them first.

@@ -174,7 +174,8 @@ fn begin(
     now: Timestamp,
 ) -> StoreResult<(Txn, Work)> {
     let operation = new_id(now);
-    let txn = txn.create(&operation, &OperationRecord::new(cluster, kind, now), now)?;
+    let record = OperationRecord::new(cluster, kind, now);
+    let txn = operations::create(txn, &operation, &record, now)?;
     Ok((txn, Work { operation, canceled: false, delete }))
 }
 

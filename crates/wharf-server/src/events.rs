@@ -301,8 +301,9 @@ fn written_at(change: &Change) -> Option<Timestamp> {
 
 fn event_of(change: &Change, time: Timestamp) -> Option<Published> {
     let (kind, id) = change.key().split_once('/')?;
-    // What was seen of the nodes is written with `health`, which tells of both.
-    if matches!(kind, "meta" | "audit" | "vault" | "nodehealth") {
+    // What was seen of the nodes is written with `health`, which tells of both; so is whose an
+    // operation is with the operation.
+    if matches!(kind, "meta" | "audit" | "vault" | "nodehealth" | "operationof") {
         return None;
     }
     let revision = change.revision();

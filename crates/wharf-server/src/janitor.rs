@@ -6,13 +6,14 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use wharf_core::{access::AuditRecord, operation::OperationRecord};
 use wharf_store::{
-    Page, Store, StoreResult, Txn,
+    Entry, Page, Store, StoreResult, Stored, Txn,
     typed::{Kind, key_of},
 };
 
 use crate::{
     access::{first_id_at, token},
     app::App,
+    clusters::operations,
 };
 
 const LIMITS_EVERY: Duration = Duration::from_secs(60);
@@ -44,16 +45,21 @@ async fn clear_records(app: &App, now: Timestamp) -> StoreResult<()> {
     let days = i64::from(app.config.audit.retention_days);
     let kept = jiff::SignedDuration::from_hours(24 * days);
     let oldest = now.checked_sub(kept).unwrap_or(Timestamp::MIN);
-    while prune::<AuditRecord>(&app.store, oldest).await? {}
-    while prune::<OperationRecord>(&app.store, oldest).await? {}
+    let plainly = |txn: Txn, entry: Entry| txn.delete(entry.key);
+    while prune::<AuditRecord>(&app.store, oldest, plainly).await? {}
+    while prune::<OperationRecord>(&app.store, oldest, delete_operation).await? {}
     Ok(())
 }
 
 /// Deletes records with ids that sort by time from before `time`, a bounded number at once; true if
 /// there may be more.
-async fn prune<T: Kind>(store: &Store, time: Timestamp) -> StoreResult<bool> {
-    /// Well below the store's limit for one transaction.
-    const BATCH: usize = 100;
+async fn prune<T: Kind>(
+    store: &Store,
+    time: Timestamp,
+    delete: impl Fn(Txn, Entry) -> Txn,
+) -> StoreResult<bool> {
+    /// Well below the store's limit for one transaction, also when each takes a second record along.
+    const BATCH: usize = 50;
     let page = Page { after: None, limit: BATCH, descending: false };
     let listing = store.list(&key_of::<T>(""), page).await?;
     let end = key_of::<T>(&first_id_at(time));
@@ -62,6 +68,12 @@ async fn prune<T: Kind>(store: &Store, time: Timestamp) -> StoreResult<bool> {
         return Ok(false);
     }
     let full = old.len() == BATCH;
-    let txn = old.into_iter().fold(Txn::new(), |txn, entry| txn.delete(entry.key));
-    store.commit(txn).await.map(|_| full)
+    store.commit(old.into_iter().fold(Txn::new(), delete)).await.map(|_| full)
+}
+
+fn delete_operation(txn: Txn, entry: Entry) -> Txn {
+    match Stored::<OperationRecord>::decode(&entry) {
+        Ok(operation) => operations::forget(txn, &operation),
+        Err(_) => txn.delete(entry.key),
+    }
 }

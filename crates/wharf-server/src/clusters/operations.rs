@@ -1,7 +1,8 @@
 //! Operations: what was done to clusters, also to those that are gone.
 
-use wharf_core::operation::OperationRecord;
-use wharf_store::{Page, Stored, typed::key_of};
+use jiff::Timestamp;
+use wharf_core::operation::{OperationOf, OperationRecord};
+use wharf_store::{Page, StoreError, StoreResult, Stored, Txn, typed::key_of};
 
 use super::missing;
 use crate::{
@@ -23,16 +24,58 @@ pub struct Filter<'a> {
     pub limit: usize,
 }
 
+/// Writes down an operation that begins.
+pub fn create(txn: Txn, id: &str, record: &OperationRecord, now: Timestamp) -> StoreResult<Txn> {
+    let of = OperationOf::id(&record.cluster, id);
+    txn.create(id, record, now)?.create(&of, &OperationOf {}, now)
+}
+
+/// Takes a recorded operation away.
+pub fn forget(txn: Txn, operation: &Stored<OperationRecord>) -> Txn {
+    let of = OperationOf::id(&operation.value.cluster, &operation.id);
+    txn.delete(key_of::<OperationRecord>(&operation.id)).delete(key_of::<OperationOf>(&of))
+}
+
 /// The newest operations that the caller may see, and whether there are more.
 pub async fn list(
     app: &AppState,
     caller: &Caller,
     filter: &Filter<'_>,
 ) -> ApiResult<(Vec<Stored<OperationRecord>>, bool)> {
-    let is_shown = |operation: &Stored<OperationRecord>| {
-        let cluster = operation.value.cluster.as_str();
-        filter.cluster.is_none_or(|wanted| wanted == cluster) && caller.role.sees_cluster(cluster)
-    };
+    match filter.cluster {
+        Some(cluster) if caller.role.sees_cluster(cluster) => of_one(app, cluster, filter).await,
+        Some(_) => Ok((Vec::new(), false)),
+        None => of_all(app, caller, filter).await,
+    }
+}
+
+async fn of_one(
+    app: &AppState,
+    cluster: &str,
+    filter: &Filter<'_>,
+) -> ApiResult<(Vec<Stored<OperationRecord>>, bool)> {
+    let prefix = key_of::<OperationOf>(&OperationOf::id(cluster, ""));
+    let after = filter.before.map(|before| format!("{prefix}{before}"));
+    let page = Page { after, limit: filter.limit, descending: true };
+    let listing = app.store.list(&prefix, page).await?;
+    let mut found = Vec::new();
+    for id in listing.entries.iter().filter_map(|entry| entry.key.strip_prefix(&prefix)) {
+        match app.store.read::<OperationRecord>(id).await {
+            // As in the list of all, one that cannot be read is passed over.
+            Ok(None) | Err(StoreError::Unreadable { .. }) => {}
+            read => found.extend(read?),
+        }
+    }
+    Ok((found, listing.more))
+}
+
+async fn of_all(
+    app: &AppState,
+    caller: &Caller,
+    filter: &Filter<'_>,
+) -> ApiResult<(Vec<Stored<OperationRecord>>, bool)> {
+    let is_shown =
+        |operation: &Stored<OperationRecord>| caller.role.sees_cluster(&operation.value.cluster);
     let mut after = filter.before.map(key_of::<OperationRecord>);
     let mut found = Vec::new();
     loop {

@@ -10,7 +10,7 @@ use wharf_core::{
     },
     operation::{OperationKind, OperationRecord},
 };
-use wharf_server::engine::Member;
+use wharf_server::{clusters::operations, engine::Member};
 use wharf_store::{Outcome, Store, Txn};
 
 use super::TestServer;
@@ -89,7 +89,7 @@ pub async fn put_in_state(server: &TestServer, name: &str, state: ClusterState) 
     });
     if let (Some(work), Some(kind)) = (&value.work, kind) {
         let operation = OperationRecord::new(name, kind, now);
-        txn = txn.create(&work.operation, &operation, now).unwrap();
+        txn = operations::create(txn, &work.operation, &operation, now).unwrap();
     }
     value.nodes = match value.created {
         false => Default::default(),
