@@ -1,6 +1,7 @@
 //! The loop that keeps a server a member and gives it its clusters.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,7 +18,7 @@ use wharf_core::cluster::{
     ownership::{Decision, decide_ownership},
 };
 use wharf_store::{
-    Held, Outcome, Store, StoreResult, Stored, Txn,
+    Decoded, Held, Outcome, Store, StoreResult, Stored, Txn,
     typed::{encode, key_of},
 };
 
@@ -79,27 +80,79 @@ impl Engine {
         ended.and(released)
     }
 
-    /// Looks again whenever a member or a cluster changes.
+    /// Looks at all clusters whenever a member changes, and at one whenever it does.
     async fn follow(&self, held: &Held) -> StoreResult<()> {
         let now = self.store.revision().await?;
         let mut members = self.store.watch(&key_of::<Member>(""), now).await?;
         let mut clusters = self.store.watch(&key_of::<ClusterRecord>(""), now).await?;
+        let mut present = self.look(held).await?;
         loop {
-            self.look(held).await?;
             tokio::select! {
-                changes = members.next() => changes?,
-                changes = clusters.next() => changes?,
-            };
+                changes = members.next() => {
+                    changes?;
+                    present = self.look(held).await?;
+                }
+                changes = clusters.next() => {
+                    let keys = changes?.iter().map(|change| change.key().to_owned()).collect();
+                    self.look_at(held, &present, keys).await?;
+                }
+            }
         }
     }
 
-    async fn look(&self, held: &Held) -> StoreResult<()> {
+    /// Decides about all clusters; the members that there are.
+    async fn look(&self, held: &Held) -> StoreResult<Vec<ServerId>> {
         let members = observe_members(&self.store).await?;
         let (clusters, _) = self.store.read_all::<ClusterRecord>("").await?;
+        let owned = self.decide(held, &members, clusters).await?;
+        self.owned.send_if_modified(|old| {
+            let changed = *old != owned;
+            *old = owned;
+            changed
+        });
+        Ok(members)
+    }
+
+    /// Decides about the clusters under these keys, as they are now: with a thousand clusters
+    /// that run, most changes are of one of them.
+    async fn look_at(
+        &self,
+        held: &Held,
+        members: &[ServerId],
+        keys: BTreeSet<String>,
+    ) -> StoreResult<()> {
+        let mut clusters = Vec::new();
+        for key in &keys {
+            clusters.extend(self.store.get(key).await?.map(|entry| Stored::decode(&entry)));
+        }
+        let mut owned = self.decide(held, members, clusters).await?;
+        self.owned.send_if_modified(|all| {
+            let mut changed = false;
+            for key in &keys {
+                let id = key.split_once('/').map_or(key.as_str(), |(_, id)| id);
+                let epoch = owned.remove(id);
+                changed |= all.get(id) != epoch.as_ref();
+                match epoch {
+                    Some(epoch) => all.insert(id.to_owned(), epoch),
+                    None => all.remove(id),
+                };
+            }
+            changed
+        });
+        Ok(())
+    }
+
+    /// Which of these clusters are ours, after taking over those that should be.
+    async fn decide(
+        &self,
+        held: &Held,
+        members: &[ServerId],
+        clusters: Vec<Decoded<ClusterRecord>>,
+    ) -> StoreResult<Owned> {
         let decisions = clusters.into_iter().filter_map(|cluster| match cluster {
             Ok(cluster) => {
                 let current = &cluster.value.ownership;
-                let decision = decide_ownership(&self.me.id, &members, &cluster.id, current);
+                let decision = decide_ownership(&self.me.id, members, &cluster.id, current);
                 Some((cluster, decision))
             }
             Err(unreadable) => {
@@ -113,14 +166,7 @@ impl Engine {
             .buffer_unordered(TAKE_OVERS_AT_ONCE)
             .collect()
             .await;
-        let owned: Owned =
-            owned.into_iter().collect::<StoreResult<Vec<_>>>()?.into_iter().flatten().collect();
-        self.owned.send_if_modified(|old| {
-            let changed = *old != owned;
-            *old = owned;
-            changed
-        });
-        Ok(())
+        Ok(owned.into_iter().collect::<StoreResult<Vec<_>>>()?.into_iter().flatten().collect())
     }
 
     /// The cluster with its epoch if it is ours afterwards.
