@@ -43,10 +43,6 @@ impl KubeError {
         self.code() == Some(404)
     }
 
-    pub fn is_conflict(&self) -> bool {
-        self.code() == Some(409)
-    }
-
     /// The HTTP status of the answer, if there was one.
     pub fn code(&self) -> Option<u16> {
         match self {
@@ -72,11 +68,6 @@ impl KubeError {
             | KubeError::NotReached { .. }
             | KubeError::PodCidr { .. } => false,
         }
-    }
-
-    /// Whether this is the cluster's silence, not its answer.
-    pub fn is_unreachable(&self) -> bool {
-        matches!(self, KubeError::Unreachable { .. } | KubeError::Timeout { .. })
     }
 
     pub(crate) fn of(what: String, error: kube::Error) -> Self {

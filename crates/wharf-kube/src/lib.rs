@@ -31,5 +31,5 @@ pub use error::KubeError;
 pub use evict::Eviction;
 pub use kubeconfig::KubeconfigError;
 pub use node::{NodeMeta, Taint};
-pub use observe::{Capacity, NodeObservation, Resources, Usage, sum_capacity};
-pub use workload::{ContainerEnd, PodObservation};
+pub use observe::{NodeObservation, Resources, Usage};
+pub use workload::ContainerEnd;

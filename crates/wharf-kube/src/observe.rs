@@ -59,18 +59,6 @@ pub struct Usage {
     pub memory_bytes: u64,
 }
 
-/// What a cluster has for its users: the sums over all nodes but the controlplane's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Capacity {
-    pub nodes: usize,
-    pub ready: usize,
-    pub capacity: Resources,
-    pub allocatable: Resources,
-    pub requests: Resources,
-    /// `None` unless every counted node is measured.
-    pub usage: Option<Usage>,
-}
-
 /// Labels by which a controlplane node is known, whoever installed it.
 const CONTROLPLANE: [&str; 3] = [
     "node-role.kubernetes.io/control-plane",
@@ -104,14 +92,6 @@ impl Cluster {
             observe(node, load, usage.get(&name).copied())
         };
         Ok(nodes.into_iter().map(observation).collect())
-    }
-
-    /// The sums of [`Cluster::observe_nodes`].
-    ///
-    /// # Errors
-    /// The API server does not answer or refuses.
-    pub async fn observe_capacity(&self) -> Result<Capacity> {
-        Ok(sum_capacity(&self.observe_nodes().await?))
     }
 
     pub(crate) async fn nodes(&self) -> Result<Vec<Node>> {
@@ -217,27 +197,6 @@ impl Resources {
         self.add(other);
         self
     }
-}
-
-/// Adds up what the nodes outside the controlplane have.
-pub fn sum_capacity(nodes: &[NodeObservation]) -> Capacity {
-    let mut sum = Capacity { nodes: nodes.len(), ..Capacity::default() };
-    let mut usage = Some(Usage::default());
-    for node in nodes {
-        sum.ready += usize::from(node.ready);
-        if node.is_controlplane() {
-            continue;
-        }
-        sum.capacity.add(node.capacity);
-        sum.allocatable.add(node.allocatable);
-        sum.requests.add(node.requests);
-        usage = usage.zip(node.usage).map(|(sum, one)| Usage {
-            cpu_millis: sum.cpu_millis + one.cpu_millis,
-            memory_bytes: sum.memory_bytes + one.memory_bytes,
-        });
-    }
-    sum.usage = usage;
-    sum
 }
 
 fn observe(node: Node, load: Load, usage: Option<Usage>) -> NodeObservation {
@@ -392,17 +351,15 @@ mod tests {
     }
 
     #[test]
-    fn sums_leave_the_controlplane_out_and_claim_no_usage_that_is_not_measured() {
+    fn a_node_shows_what_it_has_and_what_is_asked_of_it() {
         let used = Some(Usage { cpu_millis: 30, memory_bytes: 7 });
-        let controlplane = Some("node-role.kubernetes.io/control-plane");
-        let nodes = [node("m", controlplane, None), node("a", None, used), node("b", None, used)];
-        let sum = sum_capacity(&nodes);
-        assert_eq!((sum.nodes, sum.ready), (3, 3));
-        assert_eq!(sum.capacity, Resources { cpu_millis: 4000, memory_bytes: 2048, pods: 220 });
-        assert_eq!(sum.allocatable.cpu_millis, 3800);
-        assert_eq!(sum.requests, Resources { cpu_millis: 200, memory_bytes: 20, pods: 6 });
-        assert_eq!(sum.usage, Some(Usage { cpu_millis: 60, memory_bytes: 14 }));
-        assert_eq!(sum_capacity(&[node("a", None, used), node("b", None, None)]).usage, None);
+        let worker = node("a", None, used);
+        assert!(worker.ready && !worker.is_controlplane());
+        assert_eq!(worker.capacity, Resources { cpu_millis: 2000, memory_bytes: 1024, pods: 110 });
+        assert_eq!(worker.allocatable.cpu_millis, 1900);
+        assert_eq!(worker.requests, Resources { cpu_millis: 100, memory_bytes: 10, pods: 3 });
+        assert_eq!((worker.usage, worker.movable_pods), (used, 2));
+        assert!(node("m", Some("node-role.kubernetes.io/control-plane"), None).is_controlplane());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{Pod, PodStatus},
 };
-use kube::api::{Api, ListParams, LogParams};
+use kube::api::{Api, LogParams};
 
 use crate::{cluster::Cluster, error::Result};
 
@@ -21,29 +21,7 @@ pub struct ContainerEnd {
     pub log: String,
 }
 
-/// A pod as it is at the moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodObservation {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-    pub node: Option<String>,
-    pub ip: Option<String>,
-    pub phase: String,
-    pub ready: bool,
-}
-
 impl Cluster {
-    /// The pods of a namespace that carry these labels (`app=web,tier=front`; all if empty).
-    ///
-    /// # Errors
-    /// The API server does not answer or refuses.
-    pub async fn observe_pods(&self, namespace: &str, labels: &str) -> Result<Vec<PodObservation>> {
-        let path = format!("/api/v1/namespaces/{namespace}/pods");
-        let pods: Vec<Pod> = self.list(&path, ListParams::default().labels(labels)).await?;
-        Ok(pods.into_iter().map(observe_pod).collect())
-    }
-
     /// Waits until a Deployment has all its pods, all of its newest revision.
     ///
     /// # Errors
@@ -100,21 +78,6 @@ fn end_of(status: &PodStatus, container: &str) -> Option<i32> {
     let mut containers = status.container_statuses.iter().flatten();
     let found = containers.find(|found| found.name == container)?;
     Some(found.state.as_ref()?.terminated.as_ref()?.exit_code)
-}
-
-fn observe_pod(pod: Pod) -> PodObservation {
-    let status = pod.status.unwrap_or_default();
-    let mut conditions = status.conditions.iter().flatten();
-    let ready = conditions.any(|found| found.type_ == "Ready" && found.status == "True");
-    PodObservation {
-        namespace: pod.metadata.namespace.unwrap_or_default(),
-        name: pod.metadata.name.unwrap_or_default(),
-        uid: pod.metadata.uid.unwrap_or_default(),
-        node: pod.spec.and_then(|spec| spec.node_name),
-        ready,
-        ip: status.pod_ip,
-        phase: status.phase.unwrap_or_default(),
-    }
 }
 
 /// Why a container has not ended: the phase of its pod and what that waits for.

@@ -95,17 +95,3 @@ async fn a_deployment_without_pods_is_not_ready_and_says_so() {
     world.kubectl(&["patch", "deployment", "idle", "--subresource=status", "-p", status], "");
     cluster.wait_deployment_ready("default", "idle", Duration::from_secs(10)).await.unwrap();
 }
-
-#[tokio::test]
-async fn pods_are_found_by_their_labels() {
-    let world = world();
-    world.node("seen");
-    let pod = world.pod_with("seen", "seen-1", labelled("seen"));
-    world.pod("seen", "seen-other");
-    let found = world.cluster().observe_pods("default", "app=seen").await.unwrap();
-    let found: Vec<_> = found
-        .iter()
-        .map(|pod| (pod.name.as_str(), pod.node.as_deref(), pod.ready, pod.uid.as_str()))
-        .collect();
-    assert_eq!(found, [("seen-1", Some("seen"), true, pod.uid.as_str())]);
-}
