@@ -37,6 +37,9 @@ pub struct Cluster {
     pub ssh_port: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssh_jump_host: Option<String>,
+    /// The key that it must show: the one that was given, or that it showed at the first contact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssh_jump_host_key: Option<String>,
     pub cluster_cidr: String,
     pub service_cidr: String,
     pub cluster_domain: String,
@@ -68,6 +71,11 @@ pub struct Cluster {
     pub canceling: bool,
     /// What works but is worth knowing.
     pub warnings: Vec<String>,
+    /// When the first of the cluster's certificates ends. An update renews them, from four months
+    /// before that on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub certificates_expire_at: Option<Timestamp>,
     /// Nodes that differ from the wish, after an update that did not get there.
     pub pending: Vec<PendingNode>,
     /// The server that works on the cluster.
@@ -174,6 +182,9 @@ pub struct ClusterRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "root@10.0.0.2:22")]
     pub ssh_jump_host: Option<String>,
+    /// Its public key or the fingerprint of it. Without one the key of the first contact is pinned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssh_jump_host_key: Option<String>,
     /// The pods' addresses; 10.42.0.0/16 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster_cidr: Option<String>,
@@ -241,6 +252,7 @@ impl ClusterRequest {
         "origin",
         "operation",
         "canceling",
+        "certificatesExpireAt",
         "warnings",
         "pending",
         "owner",

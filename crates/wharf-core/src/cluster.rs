@@ -49,6 +49,9 @@ pub struct ClusterRecord {
     /// removed from the cluster, also when the wish no longer names it.
     pub nodes: BTreeMap<String, NodeRecord>,
     pub ownership: Ownership,
+    /// When the first of its certificates ends; unknown before it has any, and of others' clusters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates_expire_at: Option<Timestamp>,
 }
 
 impl Kind for ClusterRecord {
@@ -69,6 +72,7 @@ impl ClusterRecord {
             deleted_at: None,
             nodes: BTreeMap::new(),
             ownership: Ownership::default(),
+            certificates_expire_at: None,
         }
     }
 

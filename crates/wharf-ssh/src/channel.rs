@@ -174,6 +174,8 @@ async fn converse(
     write.exec(true, job.line.as_str()).await.map_err(|_| link.lost(&job.doing))?;
     let mut feeding = pin!(feed(write, stdin));
     let mut fed = false;
+    // By the host, in good order; the end of the connection closes nothing.
+    let mut closed = false;
     let mut deadline = pin!(tokio::time::sleep_until(until));
     loop {
         tokio::select! {
@@ -191,7 +193,11 @@ async fn converse(
                     doing: job.doing.clone(),
                     why: "it runs no commands for this user".to_owned(),
                 }),
-                Some(ChannelMsg::Close) | None => break,
+                Some(ChannelMsg::Close) => {
+                    closed = true;
+                    break;
+                }
+                None => break,
                 Some(_) => {}
             },
             () = &mut feeding, if !fed => fed = true,
@@ -201,7 +207,14 @@ async fn converse(
             deadline.as_mut().reset(Instant::now() + span);
         }
     }
-    heard.output.exit = heard.exit.ok_or_else(|| link.lost(&job.doing))?;
+    heard.output.exit = match heard.exit {
+        Some(exit) => exit,
+        None if closed => {
+            let (host, doing) = (link.host.clone(), job.doing.clone());
+            return Err(SshError::Unanswered { host, doing });
+        }
+        None => return Err(link.lost(&job.doing)),
+    };
     Ok(())
 }
 

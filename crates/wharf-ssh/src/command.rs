@@ -50,11 +50,6 @@ impl Command {
         }
     }
 
-    /// A POSIX shell script, given to `sh -s` on standard input.
-    pub fn script(text: impl Into<String>) -> Self {
-        Self::new(["sh", "-s"]).stdin(text.into())
-    }
-
     #[must_use]
     pub fn stdin(mut self, stdin: impl Into<Bytes>) -> Self {
         self.stdin = Some(stdin.into());
@@ -146,7 +141,7 @@ pub struct Output {
 
 impl Output {
     /// More than any answer that we ask for; a host that prints without end must not fill memory.
-    const STDOUT_MAX: usize = 16 * 1024 * 1024;
+    pub(crate) const STDOUT_MAX: usize = 16 * 1024 * 1024;
     /// The end says what went wrong.
     const STDERR_MAX: usize = 16 * 1024;
 

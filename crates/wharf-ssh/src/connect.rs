@@ -23,7 +23,8 @@ use crate::{HostKey, Key, SshError};
 pub struct Target {
     /// The name under which errors speak of it.
     pub host: String,
-    /// An address or a name that the resolver knows (that of the jump host, if there is one).
+    /// An address or a name that the resolver knows (that of the jump host, if it is reached
+    /// through one).
     pub address: String,
     pub port: u16,
     pub user: String,
@@ -31,8 +32,6 @@ pub struct Target {
     /// The key that it must show; without one any key is taken, and [`Session::host_key`] says
     /// which it was.
     pub pinned: Option<HostKey>,
-    /// A host through which this one is reached.
-    pub jump: Option<Box<Target>>,
 }
 
 /// How long things may take. The defaults are for machines in a room or across a continent.
@@ -134,35 +133,51 @@ fn key_orders(pinned: Option<&HostKey>) -> Vec<Vec<Algorithm>> {
 impl Session {
     /// Connects, checks the host's key, and logs in. Cancelling it closes what was opened.
     pub async fn connect(target: &Target, limits: &Limits) -> Result<Self, SshError> {
-        let mut refused = None;
-        for order in key_orders(target.pinned.as_ref()) {
-            match connect_once(target, limits, &order).await {
-                Err(error @ SshError::HostKeyChanged { .. }) => {
-                    refused = refused.or(Some(error));
-                }
-                // It has no key of the kinds that are left.
-                Err(SshError::Protocol { .. }) if refused.is_some() => break,
-                result => return result,
-            }
-        }
-        Err(refused.unwrap_or_else(|| SshError::Protocol {
-            host: target.host.clone(),
-            why: "it shows no host key".to_owned(),
-        }))
+        connect(target, limits, None).await
     }
+
+    /// The same, through the host of this session; many may be reached through one. It stays open as
+    /// long as any of them.
+    pub async fn connect_through(
+        &self,
+        target: &Target,
+        limits: &Limits,
+    ) -> Result<Self, SshError> {
+        connect(target, limits, Some(self)).await
+    }
+}
+
+async fn connect(
+    target: &Target,
+    limits: &Limits,
+    jump: Option<&Session>,
+) -> Result<Session, SshError> {
+    let mut refused = None;
+    for order in key_orders(target.pinned.as_ref()) {
+        match connect_once(target, limits, jump, &order).await {
+            Err(error @ SshError::HostKeyChanged { .. }) => {
+                refused = refused.or(Some(error));
+            }
+            // It has no key of the kinds that are left.
+            Err(SshError::Protocol { .. }) if refused.is_some() => break,
+            result => return result,
+        }
+    }
+    Err(refused.unwrap_or_else(|| SshError::Protocol {
+        host: target.host.clone(),
+        why: "it shows no host key".to_owned(),
+    }))
 }
 
 async fn connect_once(
     target: &Target,
     limits: &Limits,
+    jump: Option<&Session>,
     host_keys: &[Algorithm],
 ) -> Result<Session, SshError> {
-    let (stream, wire) = match &target.jump {
+    let (stream, wire) = match jump {
         None => dial(target, limits).await?,
-        Some(jump) => {
-            let jump = Box::pin(Session::connect(jump, limits)).await?;
-            tunnel(target, limits, jump).await?
-        }
+        Some(jump) => tunnel(target, limits, jump.clone()).await?,
     };
     let seen = Arc::new(Seen::default());
     let ended = CancellationToken::new();

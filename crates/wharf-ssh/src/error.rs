@@ -26,6 +26,14 @@ pub enum SshError {
     #[error("the connection to {host} was lost ({why}) while trying to {doing}")]
     Lost { host: String, doing: String, why: String },
 
+    /// The connection stands; what ran on it is over, and may or may not have been done.
+    #[error("{host} ended without a word on how it went when it was to {doing}")]
+    Unanswered { host: String, doing: String },
+
+    /// A command that prints without end; the rest of its answer is lost.
+    #[error("{host}: `{command}` printed more than {limit} bytes")]
+    TooMuch { host: String, command: String, limit: usize },
+
     /// The command ran and failed. `command` is shortened and never holds its standard input.
     #[error("{host}: `{command}` ended with code {exit}: {stderr_tail}")]
     Remote { host: String, command: String, exit: i32, stderr_tail: String },
@@ -62,6 +70,8 @@ impl SshError {
             | Self::AuthRefused { host, .. }
             | Self::SudoRefused { host, .. }
             | Self::Lost { host, .. }
+            | Self::Unanswered { host, .. }
+            | Self::TooMuch { host, .. }
             | Self::Remote { host, .. }
             | Self::Protocol { host, .. }
             | Self::Refused { host, .. }
@@ -100,6 +110,11 @@ impl SshError {
                 "the machine may have rebooted or lost its network; once it is back, try again"
                     .to_owned(),
             ),
+            Self::Unanswered { .. } => Some(
+                "sshd or the command was ended from outside; look at the machine's log for a want \
+                 of memory, then try again"
+                    .to_owned(),
+            ),
             Self::Protocol { .. } => {
                 Some("check that the port is that of an SSH server of this decade".to_owned())
             }
@@ -115,7 +130,10 @@ impl SshError {
                  memory is broken"
                     .to_owned(),
             ),
-            Self::Remote { .. } | Self::BadCommand { .. } | Self::Source { .. } => None,
+            Self::Remote { .. }
+            | Self::TooMuch { .. }
+            | Self::BadCommand { .. }
+            | Self::Source { .. } => None,
         }
     }
 }

@@ -59,7 +59,8 @@ impl Session {
         self.exec_as(command, &command.shown()).await
     }
 
-    /// Like [`Session::exec`], but an exit code other than 0 is [`SshError::Remote`].
+    /// Like [`Session::exec`], but an exit code other than 0 is [`SshError::Remote`], and an answer
+    /// that was cut off [`SshError::TooMuch`].
     pub async fn run(&self, command: &Command) -> Result<Output, SshError> {
         self.run_as(command, &command.shown()).await
     }
@@ -209,6 +210,13 @@ impl Link {
     }
 
     pub(crate) fn expect_success(&self, shown: &str, output: Output) -> Result<Output, SshError> {
+        if output.success() && output.stdout_truncated {
+            return Err(SshError::TooMuch {
+                host: self.host.clone(),
+                command: shown.to_owned(),
+                limit: Output::STDOUT_MAX,
+            });
+        }
         if output.success() {
             return Ok(output);
         }

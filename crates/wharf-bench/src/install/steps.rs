@@ -117,7 +117,6 @@ fn target(host: &Host, key: &Arc<Key>) -> Result<Target> {
         user: "root".to_owned(),
         key: key.clone(),
         pinned: Some(HostKey::parse(&host.host_key()?)?),
-        jump: None,
     })
 }
 

@@ -120,6 +120,9 @@ pub struct JumpSpec {
     pub user: String,
     pub host: String,
     pub port: u16,
+    /// The key that it must show, given by the user or pinned at the first contact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_key: Option<String>,
 }
 
 /// A registry from which containerd may pull. The password is a secret and lies elsewhere.

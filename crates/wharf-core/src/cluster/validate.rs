@@ -35,6 +35,7 @@ pub struct Draft {
     pub ssh_key_passphrase: Option<String>,
     pub ssh_port: Option<String>,
     pub ssh_jump_host: Option<String>,
+    pub ssh_jump_host_key: Option<String>,
     pub cluster_cidr: Option<String>,
     pub service_cidr: Option<String>,
     pub cluster_domain: Option<String>,
@@ -117,7 +118,7 @@ pub fn validate_create(draft: &Draft, around: &Surroundings<'_>) -> Result<Check
         nodes,
         etcd_implied,
         network: network::network(draft, &mut faults),
-        ssh: settings::ssh(draft, &mut faults),
+        ssh: settings::ssh(draft, None, &mut faults),
         cluster_cidr: ranges.cluster,
         service_cidr: ranges.service,
         cluster_dns_service_ip: ranges.dns,
@@ -155,7 +156,7 @@ pub fn validate_update(
         nodes,
         etcd_implied,
         single_cloud_address: settings::single_cloud_address(draft, &mut faults),
-        ssh: settings::ssh(draft, &mut faults),
+        ssh: settings::ssh(draft, Some(&old.ssh), &mut faults),
         private_registries: settings::registries(draft, &mut faults),
         disable_port_check: draft.disable_port_check.unwrap_or_default(),
         ..old.clone()
@@ -187,7 +188,7 @@ pub fn validate_imported(
         spec.single_cloud_address = settings::single_cloud_address(draft, &mut faults);
     }
     if words::given(draft.ssh_user.as_deref()).is_some() {
-        spec.ssh = settings::ssh(draft, &mut faults);
+        spec.ssh = settings::ssh(draft, Some(&known.spec.ssh), &mut faults);
     }
     let mut secrets = known.secrets.clone();
     if words::given(draft.ssh_key.as_deref()).is_some() {

@@ -21,6 +21,9 @@ use crate::engine::Journal;
 const HOSTS_AT_ONCE: usize = 32;
 /// Uploads at once: each takes the whole line by itself.
 const UPLOADS_AT_ONCE: usize = 5;
+/// A jump host that did not answer is asked again after this time; until then its silence is the
+/// answer to all.
+const JUMP_AGAIN: Duration = Duration::from_secs(2);
 const FACTS_DEADLINE: Duration = Duration::from_secs(30);
 const TRY_EVERY: Duration = Duration::from_millis(200);
 /// A document starts units and imports images; a slow machine takes a minute.
@@ -38,12 +41,47 @@ pub struct Reach<'a> {
     pub spec: &'a ClusterSpec,
     pub key: Arc<Key>,
     pub known: &'a BTreeMap<String, NodeRecord>,
+    pub jump: &'a Jump,
+}
+
+/// The one connection to the jump host that all hosts of an operation share: sshd turns away some
+/// of those who log in at the same time (`MaxStartups`).
+#[derive(Default)]
+pub struct Jump {
+    last: tokio::sync::Mutex<Option<(Instant, Outcome<Session>)>>,
+}
+
+impl Jump {
+    /// Connects, unless the connection stands. Whoever comes meanwhile waits for its outcome, so the
+    /// lock is held until it is known.
+    async fn connect(&self, target: &Target) -> Outcome<Session> {
+        let mut last = self.last.lock().await;
+        match &*last {
+            Some((_, Ok(session))) if session.is_alive() => return Ok(session.clone()),
+            Some((at, Err(failure))) if at.elapsed() < JUMP_AGAIN => return Err(failure.clone()),
+            Some(_) | None => {}
+        }
+        let result = Session::connect(target, &Limits::default()).await.map_err(failed);
+        *last = Some((Instant::now(), result.clone()));
+        result
+    }
+
+    /// What the jump host showed, if it was needed.
+    pub async fn host_key(&self) -> Option<String> {
+        let last = self.last.lock().await;
+        let (_, session) = last.as_ref()?;
+        Some(session.as_ref().ok()?.host_key().as_str().to_owned())
+    }
 }
 
 impl Reach<'_> {
     pub async fn connect(&self, node: &NodeSpec) -> Outcome<Host> {
-        let target = self.target(node)?;
-        let session = Session::connect(&target, &Limits::default()).await.map_err(failed)?;
+        let (target, limits) = (self.target(node)?, Limits::default());
+        let session = match self.jump_target()? {
+            None => Session::connect(&target, &limits).await,
+            Some(jump) => self.jump.connect(&jump).await?.connect_through(&target, &limits).await,
+        };
+        let session = session.map_err(failed)?;
         session.ensure_root().await.map_err(failed)?;
         Ok(Host { node: node.clone(), session })
     }
@@ -53,22 +91,8 @@ impl Reach<'_> {
         let pinned = pinned.and_then(|known| known.host_key.as_ref());
         // A key that the user gives replaces one that was pinned: the machine was installed anew.
         let pinned = node.host_key.as_ref().or(pinned);
-        let pinned = pinned
-            .map(|text| HostKey::parse(text))
-            .transpose()
-            .map_err(|error| Failure::on(&node.name, format!("its host key: {error}")))?;
+        let pinned = parse_key(&node.name, pinned)?;
         let ssh = &self.spec.ssh;
-        let jump = ssh.jump.as_ref().map(|jump| {
-            Box::new(Target {
-                host: jump.host.clone(),
-                address: jump.host.clone(),
-                port: jump.port,
-                user: jump.user.clone(),
-                key: self.key.clone(),
-                pinned: None,
-                jump: None,
-            })
-        });
         Ok(Target {
             host: node.name.clone(),
             address: node.address.to_string(),
@@ -76,9 +100,25 @@ impl Reach<'_> {
             user: ssh.user.clone(),
             key: self.key.clone(),
             pinned,
-            jump,
         })
     }
+
+    fn jump_target(&self) -> Outcome<Option<Target>> {
+        let Some(jump) = &self.spec.ssh.jump else { return Ok(None) };
+        Ok(Some(Target {
+            host: jump.host.clone(),
+            address: jump.host.clone(),
+            port: jump.port,
+            user: jump.user.clone(),
+            key: self.key.clone(),
+            pinned: parse_key(&jump.host, jump.host_key.as_ref())?,
+        }))
+    }
+}
+
+fn parse_key(host: &str, text: Option<&String>) -> Outcome<Option<HostKey>> {
+    let parsed = text.map(|text| HostKey::parse(text)).transpose();
+    parsed.map_err(|error| Failure::on(host, format!("its host key: {error}")))
 }
 
 /// Does something on many hosts at once. All are carried to their end, also when one fails, so

@@ -22,7 +22,7 @@ use super::{
     bundles::Supply,
     converge::internal,
     credentials::credentials_of,
-    hosts::{Host, Reach, all},
+    hosts::{Host, Jump, Reach, all},
 };
 use crate::{app::App, engine::Journal, vault::Vault};
 
@@ -35,6 +35,7 @@ pub struct World {
     pub index: BundleIndex,
     pub images: Vec<Image>,
     pub key: Arc<Key>,
+    pub jump: Jump,
 }
 
 impl World {
@@ -44,7 +45,8 @@ impl World {
         let secrets = &vault.secrets;
         let key = Key::parse(&secrets.ssh_key, &secrets.ssh_key_passphrase)
             .map_err(|error| Failure::new(format!("the SSH key: {error}")))?;
-        Ok(World { app: app.clone(), spec, vault, supply, index, images, key: Arc::new(key) })
+        let (app, key, jump) = (app.clone(), Arc::new(key), Jump::default());
+        Ok(World { app, spec, vault, supply, index, images, key, jump })
     }
 
     /// The architecture of the programs to install.
@@ -58,7 +60,7 @@ impl World {
     }
 
     pub fn reach<'a>(&'a self, known: &'a BTreeMap<String, NodeRecord>) -> Reach<'a> {
-        Reach { spec: &self.spec, key: self.key.clone(), known }
+        Reach { spec: &self.spec, key: self.key.clone(), known, jump: &self.jump }
     }
 
     /// Asks a host for its facts, and whether it reaches the others.

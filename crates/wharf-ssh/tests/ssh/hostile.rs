@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use russh::server;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use wharf_ssh::{Key, Limits, Session, SshError, Target};
+use wharf_ssh::{Command, Key, Limits, Session, SshError, Target};
 
 use crate::server::keygen;
 
@@ -29,7 +30,6 @@ async fn meet<F: Future<Output = ()> + Send + 'static>(
         user: "root".to_owned(),
         key: Arc::new(Key::parse(&pem, "").unwrap()),
         pinned: None,
-        jump: None,
     };
     let limits = Limits { connect: Duration::from_secs(1), ..Limits::default() };
     let begin = Instant::now();
@@ -120,4 +120,69 @@ async fn a_packet_of_four_gigabytes_is_not_waited_for() {
 async fn a_server_that_hangs_up_is_unreachable() {
     let (error, _) = meet(async |stream: TcpStream| drop(stream)).await;
     assert!(matches!(error, SshError::Unreachable { .. }), "{error:?}");
+}
+
+/// Lets everybody in, and closes what it is asked to run.
+struct Mute;
+
+impl server::Handler for Mute {
+    type Error = russh::Error;
+
+    async fn auth_publickey(
+        &mut self,
+        _: &str,
+        _: server::VerifiedPublicKey<'_>,
+    ) -> Result<server::Auth, russh::Error> {
+        Ok(server::Auth::Accept)
+    }
+
+    async fn channel_open_session(
+        &mut self,
+        _: russh::Channel<server::Msg>,
+        reply: server::ChannelOpenHandle,
+        _: &mut server::Session,
+    ) -> Result<(), russh::Error> {
+        reply.accept().await;
+        Ok(())
+    }
+
+    async fn exec_request(
+        &mut self,
+        channel: russh::ChannelId,
+        _: &[u8],
+        session: &mut server::Session,
+    ) -> Result<(), russh::Error> {
+        session.channel_success(channel)?;
+        session.close(channel)
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_ends_without_a_word_is_not_a_lost_connection() {
+    let dir = TempDir::new().unwrap();
+    let pem = keygen(&dir.path().join("key"), &["-t", "ed25519"], "");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let keys = vec![russh::keys::decode_secret_key(&pem, None).unwrap()];
+    let config = Arc::new(server::Config { keys, ..server::Config::default() });
+    let serving = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let running = server::run_stream(config, stream, Mute).await.unwrap();
+        let _ = running.await;
+    });
+    let target = Target {
+        host: "mute".to_owned(),
+        address: "127.0.0.1".to_owned(),
+        port,
+        user: "root".to_owned(),
+        key: Arc::new(Key::parse(&pem, "").unwrap()),
+        pinned: None,
+    };
+    let session = Session::connect(&target, &Limits::default()).await.unwrap();
+    for _ in 0..2 {
+        let error = session.exec(&Command::new(["true"])).await.unwrap_err();
+        assert!(matches!(error, SshError::Unanswered { .. }), "{error:?}");
+    }
+    drop(session);
+    tokio::time::timeout(Duration::from_secs(10), serving).await.unwrap().unwrap();
 }

@@ -70,7 +70,6 @@ impl Server {
             user: "root".to_owned(),
             key: self.key.clone(),
             pinned: None,
-            jump: None,
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Draft, FaultCode, Faults, RegistryDraft,
-    words::{given, is_dns_name, is_one_word},
+    words::{given, is_dns_name, is_host_key, is_one_word},
 };
 use crate::{
     cluster::{ClusterSecrets, JumpSpec, RegistrySpec, SshSpec},
@@ -62,7 +62,8 @@ pub(super) fn single_cloud_address(draft: &Draft, faults: &mut Faults) -> Socket
     }
 }
 
-pub(super) fn ssh(draft: &Draft, faults: &mut Faults) -> SshSpec {
+/// A jump host that stays the same keeps the key that was pinned, unless another is given.
+pub(super) fn ssh(draft: &Draft, old: Option<&SshSpec>, faults: &mut Faults) -> SshSpec {
     let user = match required(draft.ssh_user.as_deref(), "sshUser", faults) {
         None => String::new(),
         Some(user) => {
@@ -86,7 +87,26 @@ pub(super) fn ssh(draft: &Draft, faults: &mut Faults) -> SshSpec {
         }
         parsed
     });
+    let key = jump_key(draft, faults);
+    let known = old.and_then(|old| old.jump.as_ref());
+    let jump = jump.map(|jump| {
+        let same = known.filter(|known| (&known.host, known.port) == (&jump.host, jump.port));
+        JumpSpec { host_key: key.or_else(|| same?.host_key.clone()), ..jump }
+    });
     SshSpec { user, port, jump }
+}
+
+fn jump_key(draft: &Draft, faults: &mut Faults) -> Option<String> {
+    let key = given(draft.ssh_jump_host_key.as_deref())?;
+    let fault = if !is_host_key(key) {
+        "sshJumpHostKey must be an OpenSSH public key or its fingerprint (SHA256:…)"
+    } else if given(draft.ssh_jump_host.as_deref()).is_none() {
+        "sshJumpHostKey is the key of sshJumpHost, which is not given"
+    } else {
+        return Some(key.to_owned());
+    };
+    faults.add("sshJumpHostKey", FaultCode::InvalidFormat, fault);
+    None
 }
 
 fn check_user(field: &str, user: &str, faults: &mut Faults) {
@@ -116,6 +136,7 @@ fn jump(text: &str, user: &str) -> Option<JumpSpec> {
         user: user.to_owned(),
         host: host.to_owned(),
         port,
+        host_key: None,
     })
 }
 

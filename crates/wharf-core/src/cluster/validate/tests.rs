@@ -108,6 +108,7 @@ fn texts_are_trimmed_and_empty_ones_are_defaults() {
     assert_eq!(spec.kubernetes_version, "1.35.4");
     let jump = spec.ssh.jump.unwrap();
     assert_eq!((jump.user.as_str(), jump.host.as_str(), jump.port), ("root", "10.0.0.2", 22));
+    assert_eq!(jump.host_key, None);
 }
 
 #[test]
@@ -126,7 +127,7 @@ fn single_settings_are_refused_by_their_rule() {
     type Change = fn(&mut Draft);
     let long = "a".repeat(254);
     refuses(&with(|draft| draft.name = Some(long.clone())), "name", MaxLengthExceeded);
-    let cases: [(Change, &str, FaultCode); 36] = [
+    let cases: [(Change, &str, FaultCode); 37] = [
         (|d| d.name = some(""), "name", NotNullable),
         (|d| d.name = some("Demo"), "name", InvalidFormat),
         (|d| d.name = some("a_b"), "name", InvalidFormat),
@@ -151,6 +152,7 @@ fn single_settings_are_refused_by_their_rule() {
         (|d| d.ssh_port = some("+22"), "sshPort", InvalidFormat),
         (|d| d.ssh_jump_host = some("root@:22"), "sshJumpHost", InvalidFormat),
         (|d| d.ssh_jump_host = some("host:x"), "sshJumpHost", InvalidFormat),
+        (|d| d.ssh_jump_host_key = some("SHA256:x"), "sshJumpHostKey", InvalidFormat),
         (|d| d.cluster_cidr = some("10.42.0.0"), "clusterCidr", InvalidFormat),
         (|d| d.cluster_cidr = some("10.42.0.1/16"), "clusterCidr", InvalidFormat),
         (|d| d.cluster_cidr = some("127.0.0.0/16"), "clusterCidr", InvalidOption),
@@ -279,6 +281,24 @@ fn host_keys_are_keys_or_fingerprints() {
         let draft = with(|d| d.nodes.as_mut().unwrap()[0].host_key = some(key));
         assert_eq!(good(&draft).spec.nodes[0].host_key.as_deref(), Some(key));
     }
+}
+
+#[test]
+fn the_key_of_a_jump_host_stays_with_it_until_another_is_given() {
+    let fingerprint = |c: &str| format!("SHA256:{}", c.repeat(43));
+    let through = |draft: &mut Draft, host: &str, key: Option<String>| {
+        (draft.ssh_jump_host, draft.ssh_jump_host_key) = (some(host), key);
+    };
+    let start = with(|draft| through(draft, "10.0.0.2", Some(fingerprint("A"))));
+    let key_after = |host: &str, key: Option<String>| {
+        let updated = updated_from(&start, true, |draft| through(draft, host, key)).unwrap();
+        updated.spec.ssh.jump.unwrap().host_key
+    };
+    assert_eq!(key_after("10.0.0.2", None), Some(fingerprint("A")));
+    assert_eq!(key_after("10.0.0.2", Some(fingerprint("B"))), Some(fingerprint("B")));
+    assert_eq!(key_after("10.0.0.2:2222", None), None);
+    let alone = with(|draft| draft.ssh_jump_host_key = Some(fingerprint("A")));
+    refuses(&alone, "sshJumpHostKey", FaultCode::InvalidFormat);
 }
 
 #[test]

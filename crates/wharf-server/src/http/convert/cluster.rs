@@ -1,6 +1,6 @@
 //! Clusters and their kubeconfigs.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use wharf_api::{
     cluster as wire,
@@ -81,6 +81,7 @@ fn draft_of(request: wire::ClusterRequest) -> Draft {
         ssh_key_passphrase: request.ssh_key_passphrase.map(|secret| secret.0),
         ssh_port: request.ssh_port,
         ssh_jump_host: request.ssh_jump_host,
+        ssh_jump_host_key: request.ssh_jump_host_key,
         cluster_cidr: request.cluster_cidr,
         service_cidr: request.service_cidr,
         cluster_domain: request.cluster_domain,
@@ -129,7 +130,8 @@ pub fn cluster(
         origin: if imported { "imported" } else { "installed" }.to_owned(),
         operation: record.work.as_ref().map(|work| work.operation.clone()),
         canceling: record.work.as_ref().is_some_and(|work| work.canceled),
-        warnings: warnings(spec),
+        warnings: all_warnings(record, Timestamp::now()),
+        certificates_expire_at: record.certificates_expire_at,
         pending: if imported { Vec::new() } else { pending(record) },
         owner: record.ownership.owner.as_ref().map(ToString::to_string),
         epoch: record.ownership.epoch,
@@ -161,6 +163,7 @@ fn wish(head: Head, spec: &ClusterSpec) -> wire::Cluster {
         ssh_user: spec.ssh.user.clone(),
         ssh_port: spec.ssh.port.to_string(),
         ssh_jump_host: spec.ssh.jump.as_ref().map(render_jump),
+        ssh_jump_host_key: spec.ssh.jump.as_ref().and_then(|jump| jump.host_key.clone()),
         cluster_cidr: spec.cluster_cidr.to_string(),
         service_cidr: spec.service_cidr.to_string(),
         cluster_domain: spec.cluster_domain.clone(),
@@ -182,6 +185,7 @@ fn wish(head: Head, spec: &ClusterSpec) -> wire::Cluster {
         operation: None,
         canceling: false,
         warnings: Vec::new(),
+        certificates_expire_at: None,
         pending: Vec::new(),
         owner: None,
         epoch: 0,
@@ -231,6 +235,23 @@ fn cluster_node(node: &NodeSpec, etcd_implied: bool) -> wire::ClusterNode {
 
 fn render_jump(jump: &JumpSpec) -> String {
     format!("{}@{}:{}", jump.user, jump.host, jump.port)
+}
+
+/// Time enough to plan an update.
+const CERTIFICATES_WARN: SignedDuration = SignedDuration::from_hours(30 * 24);
+
+fn all_warnings(record: &ClusterRecord, now: Timestamp) -> Vec<String> {
+    let mut warnings = warnings(&record.spec);
+    if let Some(at) = record.certificates_expire_at
+        && at.duration_since(now) < CERTIFICATES_WARN
+    {
+        let name = &record.spec.name;
+        let at = at.strftime("%F");
+        warnings.push(format!(
+            "certificates end on {at}; any update renews them: `wharf cluster update {name} -f …`"
+        ));
+    }
+    warnings
 }
 
 /// Nodes that are wanted and not there, and the other way round.
