@@ -178,6 +178,17 @@ impl Cluster {
         selection: ListParams,
     ) -> Result<Vec<T>> {
         let mut items = Vec::new();
+        self.list_each(path, selection, |item| items.push(item)).await?;
+        Ok(items)
+    }
+
+    /// Takes each item of a list, page by page.
+    pub(crate) async fn list_each<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        selection: ListParams,
+        mut take: impl FnMut(T),
+    ) -> Result<()> {
         let mut params = selection.limit(PAGE);
         let what = || format!("list {path}");
         for _ in 0..MOST_PAGES {
@@ -185,10 +196,10 @@ impl Cluster {
             let request =
                 request.map_err(|error| KubeError::of(what(), kube::Error::BuildRequest(error)))?;
             let page: Page<T> = self.call(what(), self.client.request(request)).await?;
-            items.extend(page.items.unwrap_or_default());
+            page.items.unwrap_or_default().into_iter().for_each(&mut take);
             match page.metadata.continue_ {
                 Some(token) if !token.is_empty() => params.continue_token = Some(token),
-                Some(_) | None => return Ok(items),
+                Some(_) | None => return Ok(()),
             }
         }
         let most = format!("it has more than {} items", MOST_PAGES * PAGE);

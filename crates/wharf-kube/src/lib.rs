@@ -31,5 +31,5 @@ pub use error::KubeError;
 pub use evict::Eviction;
 pub use kubeconfig::KubeconfigError;
 pub use node::{NodeMeta, Taint};
-pub use observe::{NodeObservation, Resources, Usage};
+pub use observe::{Load, NodeObservation, Resources, Usage};
 pub use workload::ContainerEnd;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     cluster::Cluster,
     error::{KubeError, Result},
-    observe::readiness,
+    observe::{SeenNode, readiness},
 };
 
 /// A concurrent change of the same Node (kubelet writes often) is met by trying again.
@@ -98,10 +98,10 @@ impl Cluster {
     }
 }
 
-fn why_not_ready(nodes: &[Node], name: &str) -> Option<String> {
-    let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name));
+fn why_not_ready(nodes: &[SeenNode], name: &str) -> Option<String> {
+    let node = nodes.iter().find(|node| node.metadata.name == name);
     let Some(node) = node else { return Some(format!("node {name} has not joined")) };
-    let (ready, reason) = readiness(&node.status.clone().unwrap_or_default());
+    let (ready, reason) = readiness(&node.status);
     (!ready).then(|| format!("node {name}: {reason}"))
 }
 

@@ -3,10 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::{
-    api::core::v1::{Container, Node, NodeStatus, PodSpec},
-    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::OwnerReference},
-};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::ListParams;
 use serde::Deserialize;
 
@@ -72,38 +69,71 @@ impl NodeObservation {
     }
 }
 
+/// What runs on the nodes of a cluster, by their names.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Load {
+    pods: BTreeMap<String, PodLoad>,
+    usage: BTreeMap<String, Usage>,
+}
+
+/// What pods mean for their node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct PodLoad {
+    requests: Resources,
+    movable: u64,
+}
+
+impl PodLoad {
+    fn add(&mut self, other: PodLoad) {
+        self.requests.add(other.requests);
+        self.movable += other.movable;
+    }
+}
+
 impl Cluster {
     /// All nodes with what runs on them.
     ///
     /// # Errors
     /// The API server does not answer or refuses.
     pub async fn observe_nodes(&self) -> Result<Vec<NodeObservation>> {
+        self.observe_nodes_under(&self.observe_load().await?).await
+    }
+
+    /// All nodes, with what was seen to run on them: the list of pods is the largest by far, and
+    /// need not be read with every look.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses.
+    pub async fn observe_nodes_under(&self, load: &Load) -> Result<Vec<NodeObservation>> {
+        let observation = |node: SeenNode| {
+            let pods = load.pods.get(&node.metadata.name).copied().unwrap_or_default();
+            let usage = load.usage.get(&node.metadata.name).copied();
+            observe(node, pods, usage)
+        };
+        Ok(self.nodes().await?.into_iter().map(observation).collect())
+    }
+
+    /// What the pods on all nodes asked for and use.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses.
+    pub async fn observe_load(&self) -> Result<Load> {
         // One after the other, so that one connection does for all: a thousand clusters are
         // watched by one process, and connections are most of what each of them costs.
-        let mut loads: BTreeMap<String, Load> = BTreeMap::new();
-        for (node, load) in self.list_pod_loads().await? {
-            loads.entry(node).or_default().add(load);
-        }
-        let usage = self.node_usage().await;
-        let nodes = self.nodes().await?;
-        let observation = |node: Node| {
-            let name = node.metadata.name.clone().unwrap_or_default();
-            let load = loads.get(&name).copied().unwrap_or_default();
-            observe(node, load, usage.get(&name).copied())
-        };
-        Ok(nodes.into_iter().map(observation).collect())
-    }
-
-    pub(crate) async fn nodes(&self) -> Result<Vec<Node>> {
-        self.list("/api/v1/nodes", ListParams::default()).await
-    }
-
-    /// The node of every pod that has one and is not finished, with what it means for that node.
-    async fn list_pod_loads(&self) -> Result<Vec<(String, Load)>> {
+        let mut pods: BTreeMap<String, PodLoad> = BTreeMap::new();
         let running = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
-        let pods: Vec<PodOnNode> = self.list("/api/v1/pods", running).await?;
-        let on_node = |pod: PodOnNode| Some((pod.spec.node_name.clone()?, pod.load()));
-        Ok(pods.into_iter().filter_map(on_node).collect())
+        self.list_each("/api/v1/pods", running, |pod: SeenPod| {
+            let load = pod.load();
+            if let Some(node) = pod.spec.node_name {
+                pods.entry(node).or_default().add(load);
+            }
+        })
+        .await?;
+        Ok(Load { pods, usage: self.node_usage().await })
+    }
+
+    pub(crate) async fn nodes(&self) -> Result<Vec<SeenNode>> {
+        self.list("/api/v1/nodes", ListParams::default()).await
     }
 
     /// By node; empty where there is no metrics API, or it does not work: that is a fault of one
@@ -119,56 +149,140 @@ impl Cluster {
 /// The API server passes the question on to a pod, which may be gone without a word.
 const METRICS: Duration = Duration::from_secs(3);
 
-/// What pods mean for their node.
-#[derive(Debug, Clone, Copy, Default)]
-struct Load {
-    requests: Resources,
-    movable: u64,
+// What is read of Kubernetes' objects: a probe of a thousand clusters reads hundreds of megabytes a
+// minute, and building all of each object takes several times as long as passing over it.
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SeenNode {
+    pub metadata: SeenMeta,
+    spec: SeenNodeSpec,
+    pub status: SeenStatus,
 }
 
-impl Load {
-    fn add(&mut self, other: Load) {
-        self.requests.add(other.requests);
-        self.movable += other.movable;
-    }
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct SeenMeta {
+    pub name: String,
+    uid: String,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    creation_timestamp: Option<Timestamp>,
 }
 
-/// A pod without its status, which is most of it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SeenNodeSpec {
+    unschedulable: Option<bool>,
+    #[serde(rename = "podCIDR")]
+    pod_cidr: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct SeenStatus {
+    conditions: Option<Vec<SeenCondition>>,
+    addresses: Option<Vec<SeenAddress>>,
+    capacity: Option<Quantities>,
+    allocatable: Option<Quantities>,
+    node_info: SeenInfo,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SeenCondition {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SeenAddress {
+    #[serde(rename = "type")]
+    type_: String,
+    address: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct SeenInfo {
+    operating_system: String,
+    os_image: String,
+    container_runtime_version: String,
+    kubelet_version: String,
+    #[serde(rename = "bootID")]
+    boot_id: String,
+}
+
+/// The quantities that are counted.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Quantities {
+    cpu: Option<Quantity>,
+    memory: Option<Quantity>,
+    pods: Option<Quantity>,
+}
+
 #[derive(Deserialize)]
-struct PodOnNode {
-    metadata: PodMarks,
-    spec: PodSpec,
+struct SeenPod {
+    metadata: SeenMarks,
+    spec: SeenPodSpec,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PodMarks {
-    #[serde(default)]
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct SeenMarks {
     annotations: BTreeMap<String, String>,
-    #[serde(default)]
-    owner_references: Vec<OwnerReference>,
+    owner_references: Vec<SeenOwner>,
 }
 
-impl PodOnNode {
-    fn load(&self) -> Load {
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct SeenOwner {
+    kind: String,
+    controller: Option<bool>,
+}
+
+impl SeenPod {
+    fn load(&self) -> PodLoad {
         // Pods of a DaemonSet come back whatever one does, and a mirror pod is only a picture.
         let is_set =
-            |owner: &OwnerReference| owner.controller == Some(true) && owner.kind == "DaemonSet";
+            |owner: &SeenOwner| owner.controller == Some(true) && owner.kind == "DaemonSet";
         let stays = self.metadata.annotations.contains_key(MIRROR)
             || self.metadata.owner_references.iter().any(is_set);
-        Load { requests: requests_of(&self.spec), movable: u64::from(!stays) }
+        PodLoad { requests: requests_of(&self.spec), movable: u64::from(!stays) }
     }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct SeenPodSpec {
+    node_name: Option<String>,
+    containers: Vec<SeenContainer>,
+    init_containers: Option<Vec<SeenContainer>>,
+    overhead: Option<Quantities>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct SeenContainer {
+    restart_policy: Option<String>,
+    resources: Option<SeenRequests>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct SeenRequests {
+    requests: Option<Quantities>,
 }
 
 #[derive(Deserialize)]
 struct NodeMetrics {
-    metadata: NameOnly,
-    usage: BTreeMap<String, Quantity>,
-}
-
-#[derive(Deserialize)]
-struct NameOnly {
-    name: String,
+    metadata: SeenMeta,
+    usage: Quantities,
 }
 
 impl NodeMetrics {
@@ -199,44 +313,37 @@ impl Resources {
     }
 }
 
-fn observe(node: Node, load: Load, usage: Option<Usage>) -> NodeObservation {
-    let spec = node.spec.unwrap_or_default();
-    let status = node.status.unwrap_or_default();
+fn observe(node: SeenNode, pods: PodLoad, usage: Option<Usage>) -> NodeObservation {
+    let SeenNode { metadata, spec, status } = node;
     let (ready, reason) = readiness(&status);
-    let address = |kind: &str| {
-        let addresses = status.addresses.iter().flatten();
-        addresses.into_iter().find(|found| found.type_ == kind).map(|found| found.address.clone())
-    };
-    let internal_ip = address("InternalIP");
-    let (capacity, allocatable) =
-        (resources(status.capacity.as_ref()), resources(status.allocatable.as_ref()));
-    let info = status.node_info.unwrap_or_default();
+    let mut addresses = status.addresses.unwrap_or_default().into_iter();
+    let info = status.node_info;
     NodeObservation {
-        name: node.metadata.name.unwrap_or_default(),
-        uid: node.metadata.uid.unwrap_or_default(),
+        name: metadata.name,
+        uid: metadata.uid,
         ready,
         reason,
         unschedulable: spec.unschedulable.unwrap_or_default(),
-        labels: node.metadata.labels.unwrap_or_default(),
-        annotations: node.metadata.annotations.unwrap_or_default(),
-        internal_ip,
+        labels: metadata.labels.unwrap_or_default(),
+        annotations: metadata.annotations.unwrap_or_default(),
+        internal_ip: addresses.find(|one| one.type_ == "InternalIP").map(|one| one.address),
         os: info.operating_system,
         os_image: info.os_image,
         runtime_version: info.container_runtime_version,
         kubelet_version: info.kubelet_version,
         boot_id: info.boot_id,
         pod_cidr: spec.pod_cidr,
-        capacity,
-        allocatable,
-        requests: load.requests,
+        capacity: resources(status.capacity.as_ref()),
+        allocatable: resources(status.allocatable.as_ref()),
+        requests: pods.requests,
         usage,
-        movable_pods: load.movable,
-        created_at: node.metadata.creation_timestamp.map(|time| time.0),
+        movable_pods: pods.movable,
+        created_at: metadata.creation_timestamp,
     }
 }
 
 /// Whether the node is ready, and why not.
-pub(crate) fn readiness(status: &NodeStatus) -> (bool, String) {
+pub(crate) fn readiness(status: &SeenStatus) -> (bool, String) {
     let mut conditions = status.conditions.iter().flatten();
     match conditions.find(|condition| condition.type_ == "Ready") {
         Some(condition) if condition.status == "True" => (true, String::new()),
@@ -248,20 +355,23 @@ pub(crate) fn readiness(status: &NodeStatus) -> (bool, String) {
     }
 }
 
-fn resources(list: Option<&BTreeMap<String, Quantity>>) -> Resources {
-    let text = |name: &str| list.and_then(|list| list.get(name)).map(|quantity| &*quantity.0);
-    let cpu = text("cpu").and_then(parse_millis).and_then(|millis| u64::try_from(millis).ok());
+fn resources(list: Option<&Quantities>) -> Resources {
+    let Some(list) = list else { return Resources::default() };
+    let cpu = list.cpu.as_ref().and_then(|text| parse_millis(&text.0));
+    let whole = |quantity: &Option<Quantity>| {
+        quantity.as_ref().and_then(|text| parse_whole(&text.0)).unwrap_or_default()
+    };
     Resources {
-        cpu_millis: cpu.unwrap_or_default(),
-        memory_bytes: text("memory").and_then(parse_whole).unwrap_or_default(),
-        pods: text("pods").and_then(parse_whole).unwrap_or_default(),
+        cpu_millis: cpu.and_then(|millis| u64::try_from(millis).ok()).unwrap_or_default(),
+        memory_bytes: whole(&list.memory),
+        pods: whole(&list.pods),
     }
 }
 
 /// What the scheduler counts for a pod: its containers and side cars together, or its greediest
 /// init container with the side cars that run by then, whichever is more.
-fn requests_of(spec: &PodSpec) -> Resources {
-    let of = |container: &Container| {
+fn requests_of(spec: &SeenPodSpec) -> Resources {
+    let of = |container: &SeenContainer| {
         let requirements = container.resources.as_ref();
         resources(requirements.and_then(|requirements| requirements.requests.as_ref()))
     };
@@ -329,7 +439,7 @@ mod tests {
             },
         });
         let requests = Resources { cpu_millis: 100, memory_bytes: 10, pods: 3 };
-        let load = Load { requests, movable: 2 };
+        let load = PodLoad { requests, movable: 2 };
         observe(serde_json::from_value(node).unwrap(), load, usage)
     }
 
@@ -337,7 +447,7 @@ mod tests {
     fn a_drain_moves_all_but_mirror_pods_and_those_of_daemon_sets() {
         let movable = |metadata: serde_json::Value| {
             let pod = json!({ "metadata": metadata, "spec": { "containers": [] } });
-            serde_json::from_value::<PodOnNode>(pod).unwrap().load().movable
+            serde_json::from_value::<SeenPod>(pod).unwrap().load().movable
         };
         let owner = |kind: &str, controller: bool| {
             json!({ "ownerReferences": [{ "apiVersion": "apps/v1", "kind": kind, "name": "x",

@@ -1,8 +1,8 @@
 //! Watching over a cluster that runs: does its API answer, and what is in it.
 //!
 //! Flow: every 15 s, with jitter, over all controlplane addresses. Three failures in a row make it
-//! Unreachable, the first success makes it Running again. What was seen is stored when it changed,
-//! but no more than once a minute when only the use of its nodes did.
+//! Unreachable, the first success makes it Running again. What was seen is stored when it changed.
+//! What runs on the nodes is asked once a minute: the list of pods is the largest by far.
 //!
 //! A server that takes over a thousand clusters at once spreads their first probes, and reads the
 //! nodes of a few at a time: the lists of one cluster may be megabytes.
@@ -19,7 +19,7 @@ use wharf_core::cluster::{
     health::HealthRecord,
     life::{ClusterEvent, Life, decide_transition},
 };
-use wharf_kube::Cluster;
+use wharf_kube::{Cluster, KubeError, Load};
 use wharf_store::{StoreError, Stored, Txn};
 
 use crate::{
@@ -34,8 +34,9 @@ const JITTER: f64 = 0.2;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// So many failures in a row before a cluster counts as unreachable.
 const FAILURES: u32 = 3;
-/// Usage changes with every look; each record of it is the whole list of nodes.
-const USE_EVERY: Duration = Duration::from_secs(60);
+/// The use of nodes changes with every look, and each record of it is the whole list of nodes. A
+/// little less than four probes, so that it is every fourth.
+const LOAD_EVERY: Duration = Duration::from_secs(55);
 /// So many clusters' nodes and pods are in memory at once.
 const READERS: usize = 8;
 /// Whoever waited so long for its turn goes ahead: clusters that hang in the middle of an answer must
@@ -53,16 +54,14 @@ pub async fn run(
     first: bool,
 ) -> Result<(), FencedError> {
     let mut failures = 0;
-    let mut cluster = None;
-    let mut stored = app.store.read::<HealthRecord>(&record.id).await?.map(|stored| {
-        // When it was written does not matter: the first difference is stored.
-        Kept::of(&stored.value, None)
-    });
+    let mut view = View::default();
+    let stored = app.store.read::<HealthRecord>(&record.id).await?;
+    let mut stored = stored.map(|stored| digest(&stored.value));
     if first && stored.is_some() {
         tokio::time::sleep(EVERY.mul_f64(rand::random())).await;
     }
     loop {
-        let seen = look(app, record, &mut cluster).await;
+        let seen = look(app, record, &mut view).await;
         let state = record.value.state;
         match seen {
             Ok(health) => {
@@ -76,7 +75,7 @@ pub async fn run(
                 failures += 1;
                 tracing::debug!(cluster = record.id, reason, failures, "a probe failed");
                 // A new connection next time: this one may be what is broken.
-                cluster = None;
+                view.cluster = None;
                 if state == ClusterState::Running && failures >= FAILURES {
                     return turn(fenced, ClusterEvent::GetInfoFailed, Some(reason)).await;
                 }
@@ -86,64 +85,64 @@ pub async fn run(
     }
 }
 
+/// What is kept of a cluster between two looks.
+#[derive(Default)]
+struct View {
+    cluster: Option<Cluster>,
+    load: Option<(Load, Instant)>,
+}
+
 /// Asks the cluster once.
 async fn look(
     app: &App,
     record: &Stored<ClusterRecord>,
-    known: &mut Option<Cluster>,
+    view: &mut View,
 ) -> Result<HealthRecord, String> {
-    let cluster = match known {
+    let cluster = match &view.cluster {
         Some(cluster) => cluster,
-        None => known.insert(clusters::connect(app, &record.value).await?),
+        None => view.cluster.insert(clusters::connect(app, &record.value).await?),
     };
+    let known = &mut view.load;
     let look = async {
-        let probe = cluster.probe(DEADLINE).await.map_err(|error| crate::error::chain(&error))?;
+        let probe = cluster.probe(DEADLINE).await?;
         let _turn = tokio::time::timeout(TURN, TURNS.acquire()).await;
-        let nodes = cluster.observe_nodes().await.map_err(|error| crate::error::chain(&error))?;
+        let now = Instant::now();
+        let load = match known {
+            Some((load, at)) if !is_old(*at, now) => load,
+            _ => &mut known.insert((cluster.observe_load().await?, now)).0,
+        };
+        let mut nodes = cluster.observe_nodes_under(load).await?;
+        if nodes.iter().any(|node| node.unschedulable) {
+            // Whether nothing is left on a cordoned node is not told by an older list.
+            nodes = cluster.observe_nodes().await?;
+        }
         Ok(clusters::health_of(&record.value, &probe, &nodes))
     };
     match tokio::time::timeout(DEADLINE * 2, look).await {
-        Ok(result) => result,
+        Ok(result) => result.map_err(|error: KubeError| crate::error::chain(&error)),
         Err(_) => Err(format!("its API did not answer within {} s", DEADLINE.as_secs() * 2)),
     }
 }
 
-/// What is stored of a cluster, in a few bytes: a thousand lists of nodes are a hundred megabytes.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    all: u64,
-    /// All but the use.
-    lasting: u64,
-    /// When this server wrote it.
-    at: Option<Instant>,
+fn is_old(read_at: Instant, now: Instant) -> bool {
+    now.duration_since(read_at) >= LOAD_EVERY
 }
 
-impl Kept {
-    fn of(health: &HealthRecord, at: Option<Instant>) -> Self {
-        let hash = |health: &HealthRecord| {
-            let mut hasher = DefaultHasher::new();
-            health.hash(&mut hasher);
-            hasher.finish()
-        };
-        Self { all: hash(health), lasting: hash(&health.without_use()), at }
-    }
-
-    /// Whether what was seen now is worth a write.
-    fn is_outdated(&self, seen: &Kept, now: Instant) -> bool {
-        let is_recent = self.at.is_some_and(|at| now.duration_since(at) < USE_EVERY);
-        self.lasting != seen.lasting || (self.all != seen.all && !is_recent)
-    }
+/// What is stored of a cluster, in a few bytes: a thousand lists of nodes are a hundred megabytes.
+fn digest(health: &HealthRecord) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    health.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Stores what was seen if it differs from what is stored.
 async fn store_health(
     fenced: &Fenced,
     health: &HealthRecord,
-    stored: &mut Option<Kept>,
+    stored: &mut Option<u64>,
 ) -> Result<(), FencedError> {
-    let now = Instant::now();
-    let seen = Kept::of(health, Some(now));
-    if stored.is_some_and(|stored| !stored.is_outdated(&seen, now)) {
+    let seen = digest(health);
+    if *stored == Some(seen) {
         return Ok(());
     }
     fenced.commit(|_| clusters::put_health(Txn::new(), health, Timestamp::now())).await?;
@@ -169,27 +168,27 @@ async fn turn(
 
 #[cfg(test)]
 mod tests {
-    use wharf_core::cluster::health::{Amounts, NodeHealth};
+    use wharf_core::cluster::health::NodeHealth;
 
     use super::*;
 
     #[test]
-    fn changes_are_stored_at_once_but_use_alone_once_a_minute() {
-        let of = |ready, cpu_milli| {
-            let used = Amounts { cpu_milli, ..Amounts::default() };
-            let node = NodeHealth { ready, used, ..NodeHealth::default() };
-            HealthRecord::new("demo", None, vec![node], true)
-        };
+    fn what_runs_on_the_nodes_is_asked_with_every_fourth_probe() {
         let begin = Instant::now();
-        let stored = Kept::of(&of(true, 1), Some(begin));
-        let is_outdated = |health: &HealthRecord, seconds| {
-            stored.is_outdated(&Kept::of(health, None), begin + Duration::from_secs(seconds))
+        let shortest = EVERY.mul_f64(1.0 - JITTER / 2.0);
+        let longest = EVERY.mul_f64(1.0 + JITTER / 2.0);
+        assert!(!is_old(begin, begin + longest * 3));
+        assert!(is_old(begin, begin + EVERY * 4));
+        assert!(is_old(begin, begin + shortest * 5));
+    }
+
+    #[test]
+    fn every_difference_is_worth_a_write() {
+        let of = |ready| {
+            let node = NodeHealth { ready, ..NodeHealth::default() };
+            digest(&HealthRecord::new("demo", None, vec![node], true))
         };
-        assert!(!is_outdated(&of(true, 1), 600));
-        assert!(!is_outdated(&of(true, 2), 59));
-        assert!(is_outdated(&of(true, 2), 60));
-        assert!(is_outdated(&of(false, 1), 1));
-        let unknown = Kept { at: None, ..stored };
-        assert!(unknown.is_outdated(&Kept::of(&of(true, 2), None), begin));
+        assert_eq!(of(true), of(true));
+        assert_ne!(of(true), of(false));
     }
 }

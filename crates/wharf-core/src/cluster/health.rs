@@ -131,19 +131,6 @@ impl HealthRecord {
         }
     }
 
-    /// The same with nothing used: what is left changes rarely.
-    pub fn without_use(&self) -> Self {
-        let nodes = self.nodes.iter().cloned();
-        let nodes = nodes.map(|node| NodeHealth { used: Amounts::default(), ..node }).collect();
-        Self {
-            cluster: self.cluster.clone(),
-            version: self.version.clone(),
-            used: Amounts::default(),
-            nodes,
-            ..*self
-        }
-    }
-
     pub fn summary(&self) -> HealthSummary {
         HealthSummary {
             cluster: self.cluster.clone(),
@@ -200,17 +187,6 @@ mod tests {
         let text = serde_json::to_string(&health).unwrap();
         let summary: HealthSummary = serde_json::from_str(&text).unwrap();
         assert_eq!(summary, health.summary());
-    }
-
-    #[test]
-    fn without_use_only_what_lasts_differs() {
-        let of = |used, ready| {
-            let node = NodeHealth { used, ready, ..node("b", "worker", 1) };
-            HealthRecord::new("demo", None, vec![node], true).without_use()
-        };
-        let busy = Amounts { cpu_milli: 900, ..Amounts::default() };
-        assert_eq!(of(busy, true), of(Amounts::default(), true));
-        assert_ne!(of(busy, true), of(busy, false));
     }
 
     #[test]
