@@ -19,6 +19,19 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// By this name documents call the agent's program.
 pub const WHARF: &str = "bin/wharf";
 
+/// The agent's program, as hosts get it and where the server has it.
+pub struct Program {
+    pub file: Bundled,
+    pub path: PathBuf,
+}
+
+impl Program {
+    pub fn open(config: &Config) -> Outcome<Program> {
+        let path = program(config);
+        Ok(Program { file: measured(&path)?, path })
+    }
+}
+
 /// The files of one Kubernetes version, with the agent's program.
 pub struct Supply {
     pub bundle: Bundle,
@@ -36,9 +49,8 @@ impl Supply {
             Failure::new(format!("the bundle in {}: {error}", dir.display()))
                 .hint("check it with `wharf bundle verify`")
         })?;
-        let program = program(config);
-        let wharf = measured(&program)?;
-        Ok(Supply { bundle, wharf, program })
+        let Program { file, path } = Program::open(config)?;
+        Ok(Supply { bundle, wharf: file, program: path })
     }
 
     /// Where the server has a file that hosts need.

@@ -3,7 +3,7 @@
 //! Both are the same walk through the phases. A create finds nothing installed; an update finds
 //! nodes that stay as they are, which get new network files and nothing else.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -22,7 +22,11 @@ use wharf_pki::ClusterPki;
 use wharf_store::Txn;
 
 use super::{
-    Done, Failure, Job, Outcome, cluster, delete, failure,
+    Done, Failure, Job, Outcome,
+    bundles::Program,
+    cluster,
+    delete::Cleaning,
+    failure,
     hosts::{Host, all, upload_permits},
     members,
     world::{HostPlan, LOOK_DEADLINE, World, all_changes, bundled_files, in_time, judge},
@@ -202,7 +206,9 @@ impl Walk<'_> {
                 // It stays as it is: the update must not depend on a machine that is down.
                 Err(failure) if self.is_installed(&node.name) => {
                     let why = failure.sentence();
-                    self.job.journal.log(format!("left as it is, update again once it is back: {why}"));
+                    self.job
+                        .journal
+                        .log(format!("left as it is, update again once it is back: {why}"));
                     Ok(None)
                 }
                 Err(failure) => Err(failure),
@@ -365,9 +371,10 @@ impl Walk<'_> {
             let name = &node.spec.name;
             let journal = &self.job.journal;
             journal.step("remove", name, "drain", cluster::take_out(self, pki, &node)).await?;
-            let clean = delete::clean_host(&self.world, &self.record.nodes, &node.spec);
-            let left = journal.step("remove", name, "clean", async { Ok(clean.await) }).await?;
-            leftovers.extend(left);
+            let reach = self.world.reach(&self.record.nodes);
+            let program = Program::open(&self.world.app.config)?;
+            let cleaning = Cleaning { reach, program, identity: self.world.identity() };
+            leftovers.extend(cleaning.clean(journal, "remove", &node.spec, Duration::ZERO).await);
             self.nodes.remove(name);
             self.job.store_nodes(&self.nodes).await?;
         }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,7 +15,11 @@ use wharf_core::{
 };
 use wharf_ssh::{Command, HostKey, Key, Limits, Session, SshError, Target, UploadSpec};
 
-use super::{Failure, Outcome, bundles::Supply, failure};
+use super::{
+    Failure, Outcome,
+    bundles::{Program, Supply},
+    failure,
+};
 use crate::engine::Journal;
 
 /// Hosts that are worked on at once. More would only wait for the server's own processor.
@@ -178,10 +183,23 @@ impl Host {
         Ok(())
     }
 
-    pub async fn upload_one(&self, file: &Bundled, supply: &Supply) -> Outcome<()> {
-        let source = supply.path_of(file)?;
+    async fn upload_one(&self, file: &Bundled, supply: &Supply) -> Outcome<()> {
+        self.upload_from(&supply.path_of(file)?, file).await
+    }
+
+    async fn upload_from(&self, source: &Path, file: &Bundled) -> Outcome<()> {
         let spec = upload_spec(file, uploaded_path(&file.sha256));
-        self.session.upload(&source, &spec, |_| {}).await.map(|_| ()).map_err(failed)
+        self.session.upload(source, &spec, |_| {}).await.map(|_| ()).map_err(failed)
+    }
+
+    /// Puts the agent's program there, if it is not.
+    pub async fn upload_program(&self, program: &Program) -> Outcome<()> {
+        let missing = self.not_uploaded(std::slice::from_ref(&program.file)).await?;
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            self.upload_from(&program.path, &program.file).await
+        }
     }
 
     /// Of these files, those that are neither uploaded nor came with the machine's image.
@@ -190,7 +208,7 @@ impl Host {
         self.not_at(&missing, |file| format!("{}/{}", place::PRELOADED, file.path)).await
     }
 
-    pub async fn not_uploaded(&self, files: &[Bundled]) -> Outcome<Vec<Bundled>> {
+    async fn not_uploaded(&self, files: &[Bundled]) -> Outcome<Vec<Bundled>> {
         self.not_at(files, |file| uploaded_path(&file.sha256)).await
     }
 

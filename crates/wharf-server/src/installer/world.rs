@@ -42,10 +42,7 @@ impl World {
     pub fn open(app: &App, spec: ClusterSpec, vault: Vault) -> Outcome<World> {
         let supply = Supply::open(&app.config, &spec.kubernetes_version)?;
         let (index, images) = contents(&supply);
-        let secrets = &vault.secrets;
-        let key = Key::parse(&secrets.ssh_key, &secrets.ssh_key_passphrase)
-            .map_err(|error| Failure::new(format!("the SSH key: {error}")))?;
-        let (app, key, jump) = (app.clone(), Arc::new(key), Jump::default());
+        let (app, key, jump) = (app.clone(), key(&vault)?, Jump::default());
         Ok(World { app, spec, vault, supply, index, images, key, jump })
     }
 
@@ -54,9 +51,8 @@ impl World {
         &self.supply.bundle.manifest().arch
     }
 
-    /// What tells the cluster from others of its name; it has one as soon as it has certificates.
     pub fn identity(&self) -> Option<&str> {
-        self.vault.pki.as_ref().map(|pki| pki.etcd_token.as_str())
+        identity(&self.vault)
     }
 
     pub fn reach<'a>(&'a self, known: &'a BTreeMap<String, NodeRecord>) -> Reach<'a> {
@@ -65,14 +61,7 @@ impl World {
 
     /// Asks a host for its facts, and whether it reaches the others.
     pub async fn observe(&self, host: &Host, others: &[Ipv4Addr]) -> Outcome<HostFacts> {
-        let others = others.iter().filter(|address| **address != host.node.address);
-        let mut arguments = vec![host.node.address.to_string(), self.spec.ssh.port.to_string()];
-        arguments.extend(others.map(ToString::to_string));
-        let before = Timestamp::now().as_second();
-        let text = host.ask(FACTS_SCRIPT, &arguments).await?;
-        let middle = before + (Timestamp::now().as_second() - before) / 2;
-        script::parse_facts(&text, middle)
-            .map_err(|error| Failure::on(host.name(), format!("its facts: {error}")))
+        observe(&self.spec, host, others).await
     }
 
     /// What a host shall hold at a stage.
@@ -99,6 +88,29 @@ impl World {
         };
         host_document(&input).map_err(|error| Failure::on(&node.name, error.to_string()))
     }
+}
+
+/// What tells a cluster from others of its name; it has one as soon as it has certificates.
+pub fn identity(vault: &Vault) -> Option<&str> {
+    vault.pki.as_ref().map(|pki| pki.etcd_token.as_str())
+}
+
+pub fn key(vault: &Vault) -> Outcome<Arc<Key>> {
+    let secrets = &vault.secrets;
+    let key = Key::parse(&secrets.ssh_key, &secrets.ssh_key_passphrase);
+    key.map(Arc::new).map_err(|error| Failure::new(format!("the SSH key: {error}")))
+}
+
+/// Asks a host for its facts, and whether it reaches the others.
+pub async fn observe(spec: &ClusterSpec, host: &Host, others: &[Ipv4Addr]) -> Outcome<HostFacts> {
+    let others = others.iter().filter(|address| **address != host.node.address);
+    let mut arguments = vec![host.node.address.to_string(), spec.ssh.port.to_string()];
+    arguments.extend(others.map(ToString::to_string));
+    let before = Timestamp::now().as_second();
+    let text = host.ask(FACTS_SCRIPT, &arguments).await?;
+    let middle = before + (Timestamp::now().as_second() - before) / 2;
+    script::parse_facts(&text, middle)
+        .map_err(|error| Failure::on(host.name(), format!("its facts: {error}")))
 }
 
 /// The files of a document that come from the bundle, each once.
