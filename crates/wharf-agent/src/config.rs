@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
-use wharf_core::install::network::NETWORK_FILE;
+use wharf_core::{install::network::NETWORK_FILE, words::nearest};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -70,7 +70,7 @@ impl Config {
         })?;
         let known = known_keys();
         if let Some(key) = table.keys().find(|key| !known.contains(key)) {
-            let nearest = nearest(key, &known);
+            let nearest = nearest(key, known.iter().map(String::as_str));
             return Err(ConfigError::UnknownKey {
                 path: path.to_owned(),
                 key: key.clone(),
@@ -88,17 +88,6 @@ impl Config {
 fn known_keys() -> Vec<String> {
     let defaults = Table::try_from(Config::default()).unwrap_or_default();
     defaults.keys().cloned().collect()
-}
-
-fn nearest(word: &str, candidates: &[String]) -> Option<String> {
-    /// Below this likeness a suggestion confuses more than it helps.
-    const LIKELY: f64 = 0.6;
-    candidates
-        .iter()
-        .map(|candidate| (strsim::normalized_damerau_levenshtein(word, candidate), candidate))
-        .filter(|(likeness, _)| *likeness >= LIKELY)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, candidate)| candidate.clone())
 }
 
 #[cfg(test)]

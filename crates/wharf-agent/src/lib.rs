@@ -12,4 +12,4 @@ pub mod host;
 pub mod network;
 mod run;
 
-pub use run::{AgentError, init_logging, run};
+pub use run::{AgentError, run};

@@ -12,7 +12,10 @@ use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::{error, info, warn};
-use wharf_core::install::network::{NetworkFile, decide_network};
+use wharf_core::{
+    install::network::{NetworkFile, decide_network},
+    words::chain,
+};
 
 use crate::config::Config;
 
@@ -158,27 +161,15 @@ impl Keeper {
 
 /// Makes the kernel hold what the file says. One peer's fault does not keep another's route away.
 async fn reconcile(file: &NetworkFile, table: &mut Table) -> Result<(), String> {
-    let mut kernel = Kernel::open().map_err(|error| in_words(&error))?;
-    let observed = kernel.observe(file, table).await.map_err(|error| in_words(&error))?;
+    let mut kernel = Kernel::open().map_err(|error| chain(&error))?;
+    let observed = kernel.observe(file, table).await.map_err(|error| chain(&error))?;
     let decision = decide_network(file, &observed);
     let mut faults: Vec<String> = decision.waiting.into_iter().collect();
     for action in &decision.actions {
         match kernel.carry_out(action, table).await {
             Ok(()) => info!(%action, "changed the network"),
-            Err(error) => faults.push(in_words(&error)),
+            Err(error) => faults.push(chain(&error)),
         }
     }
     if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
-}
-
-/// An error with its causes.
-fn in_words(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
-    text
 }

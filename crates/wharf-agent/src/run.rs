@@ -1,41 +1,19 @@
 //! `wharf agent`: everything that runs on a node as long as the node does.
 
-use std::{io::IsTerminal, pin::pin};
+use std::pin::pin;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{config::Config, network};
 
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    #[error("{filter:?} is not a filter for log lines: {reason}")]
-    BadLogFilter { filter: String, reason: String },
     #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
     #[error("the node's network is not kept any more")]
     Network(#[from] network::NetworkError),
-}
-
-/// Logs on standard error: readable lines on a terminal, JSON elsewhere.
-pub fn init_logging(filter: &str) -> Result<(), AgentError> {
-    let bad = |error: tracing_subscriber::filter::ParseError| AgentError::BadLogFilter {
-        filter: filter.to_owned(),
-        reason: error.to_string(),
-    };
-    let registry = tracing_subscriber::registry().with(EnvFilter::try_new(filter).map_err(bad)?);
-    let lines = fmt::layer().with_writer(std::io::stderr);
-    let set = if std::io::stderr().is_terminal() {
-        registry.with(lines.with_target(false)).try_init()
-    } else {
-        registry.with(lines.json().flatten_event(true)).try_init()
-    };
-    if set.is_err() {
-        tracing::debug!("logging was set up before");
-    }
-    Ok(())
 }
 
 /// Runs until SIGTERM or SIGINT. What was put into the kernel stays there, so that pods are

@@ -12,3 +12,4 @@ pub mod install;
 pub mod name;
 pub mod operation;
 pub mod record;
+pub mod words;

@@ -10,6 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
+use wharf_core::words::nearest;
 use wharf_store::{EtcdOptions, StoreLocation};
 
 /// Variables with our prefix that are not configuration of the server: the command line's and the
@@ -441,17 +442,6 @@ fn set(table: &mut Table, path: &str, value: Value) {
             }
         }
     }
-}
-
-/// The candidate that a person most probably meant.
-fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<String> {
-    /// Below this likeness a suggestion confuses more than it helps.
-    const LIKELY: f64 = 0.6;
-    candidates
-        .map(|candidate| (strsim::normalized_damerau_levenshtein(word, candidate), candidate))
-        .filter(|(likeness, _)| *likeness >= LIKELY)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, candidate)| candidate.to_owned())
 }
 
 #[cfg(test)]

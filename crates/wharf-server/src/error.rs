@@ -4,15 +4,10 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use wharf_api::error::{ErrorBody, ErrorCode, FieldFault};
+pub use wharf_core::words::chain;
 use wharf_store::StoreError;
 
 use crate::config::ConfigError;
-
-/// An error with all its causes, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
@@ -122,8 +117,6 @@ pub enum ServerError {
     },
     #[error("the admin password in {} is too short: {length} characters, at least {min}", path.display())]
     WeakPassword { path: PathBuf, length: usize, min: usize },
-    #[error("the log filter {filter:?} is wrong: {reason}")]
-    BadLogFilter { filter: String, reason: String },
     #[error("the server failed: {0}")]
     Internal(String),
 }
@@ -146,9 +139,6 @@ impl ServerError {
             }
             ServerError::Tls { .. } => {
                 Some("check tls.cert_file and tls.key_file, both in PEM".into())
-            }
-            ServerError::BadLogFilter { .. } => {
-                Some("try `info` or `wharf_server=debug,info`".into())
             }
             ServerError::Listen { .. }
             | ServerError::File { .. }

@@ -21,7 +21,6 @@ pub mod events;
 pub mod http;
 pub mod installer;
 mod janitor;
-mod logging;
 mod metrics;
 mod probe;
 pub mod vault;
@@ -75,7 +74,6 @@ pub struct Running {
 
 /// Runs a server until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> Result<(), ServerError> {
-    logging::init(&config.log)?;
     let http = config.http;
     let mut running = start(config).await?;
     let scheme = if http { "http" } else { "https" };

@@ -15,6 +15,7 @@ mod cli;
 mod commands;
 mod context;
 mod failure;
+mod logging;
 mod output;
 mod target;
 mod trust;

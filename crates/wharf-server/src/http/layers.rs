@@ -15,7 +15,7 @@ use super::answer::Failure;
 use crate::{
     access::random_text,
     app::App,
-    error::ApiError,
+    error::{ApiError, chain},
     metrics::{RequestLabels, RouteLabels},
 };
 
@@ -94,17 +94,6 @@ fn request_id(request: &Request) -> RequestId {
     };
     let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
     RequestId(given.filter(good).map_or_else(random_text::<16>, str::to_owned))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// Ends requests that take too long. Event streams have their head at once and are not touched.

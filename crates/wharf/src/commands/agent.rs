@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use wharf_agent::{config::Config, host};
 
-use crate::{cli::Local, failure::Told, target::Wish};
+use crate::{cli::Local, failure::Told, logging, target::Wish};
 
 /// Run the node agent, which keeps a node's network
 ///
@@ -82,7 +82,7 @@ pub fn run(args: AgentArgs, wish: &Wish) -> anyhow::Result<ExitCode> {
     }
     let path = args.config.ok_or_else(|| Told::usage("--config names the agent's file"))?;
     let config = Config::load(&path)?;
-    wharf_agent::init_logging(&args.log)?;
+    logging::init(&args.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .enable_all()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use wharf_server::config::{Config, Overrides};
 
-use crate::{cli::Local, target::Wish};
+use crate::{cli::Local, logging, target::Wish};
 
 /// Run the management server
 ///
@@ -67,6 +67,7 @@ pub fn run(args: ServerArgs, wish: &Wish) -> anyhow::Result<()> {
         log: args.log,
     };
     let config = Config::load(&overrides, environment())?;
+    logging::init(&config.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

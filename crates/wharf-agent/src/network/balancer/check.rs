@@ -54,7 +54,7 @@ pub async fn keep_checking(servers: Arc<Servers>, address: SocketAddrV4, authori
                 info!(server = %address, "the API server is ready");
             }
             (Some(Health::Unknown | Health::Ready), Err(error)) => {
-                let reason = crate::network::in_words(&error);
+                let reason = wharf_core::words::chain(&error);
                 warn!(server = %address, reason, "the API server is not ready");
             }
             (Some(Health::Ready), Ok(())) | (Some(Health::Unready), Err(_)) | (None, _) => {}
