@@ -13,6 +13,7 @@ use wharf_store::{Outcome, Revision, Sealer, Store, Txn};
 
 use crate::{
     access::{Caller, LoginLimits, Passwords, audit, new_id},
+    clusters::View,
     config::Config,
     engine::Owned,
     error::ApiResult,
@@ -29,6 +30,8 @@ pub struct AppState {
     pub sealer: Sealer,
     pub hub: Hub,
     pub metrics: Metrics,
+    /// All clusters, as lists show them.
+    pub clusters: View,
     pub passwords: Passwords,
     pub login_limits: LoginLimits,
     /// The clusters that this server works on.

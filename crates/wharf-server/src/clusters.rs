@@ -18,8 +18,9 @@ mod live;
 pub mod nodes;
 pub mod operations;
 mod rehearse;
+mod view;
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use wharf_api::error::ErrorCode;
@@ -44,6 +45,7 @@ pub use import::{Import, import};
 pub use kubeconfig::{KUBE_ADMIN, kubeconfig};
 pub use live::{connect, health_of, probe, storage_nodes};
 pub use rehearse::{plan, preflight};
+pub use view::{Shown, View};
 
 use crate::{
     access::{Caller, audit, new_id},
@@ -54,37 +56,11 @@ use crate::{
 /// How often a change is tried again when others write the same record.
 const TRIES: usize = 5;
 
-/// A cluster as it is shown.
-pub struct Shown {
-    pub record: Decoded<ClusterRecord>,
-    pub revision: Revision,
-    pub health: Option<HealthSummary>,
-}
-
 /// The clusters that the caller may see, by name.
-pub async fn list(app: &AppState, caller: &Caller, only_ready: bool) -> ApiResult<Vec<Shown>> {
-    let (records, _) = app.store.read_all::<ClusterRecord>("").await?;
-    let (health, _) = app.store.read_all::<HealthSummary>("").await?;
-    let mut health: BTreeMap<String, HealthSummary> =
-        health.into_iter().flatten().map(|health| (health.id, health.value)).collect();
-    let is_shown = |record: &Decoded<ClusterRecord>| {
-        // What cannot be read counts as Unreachable, which is ready.
-        let is_ready = record.as_ref().map_or(true, |stored| stored.value.state.is_ready());
-        (is_ready || !only_ready) && caller.role.sees_cluster(id_of(record))
-    };
-    let shown = |record: Decoded<ClusterRecord>| Shown {
-        health: health.remove(id_of(&record)),
-        revision: record.as_ref().map_or_else(|bad| bad.revision, |good| good.revision),
-        record,
-    };
-    Ok(records.into_iter().filter(is_shown).map(shown).collect())
-}
-
-fn id_of(record: &Decoded<ClusterRecord>) -> &str {
-    match record {
-        Ok(stored) => &stored.id,
-        Err(unreadable) => &unreadable.id,
-    }
+pub async fn list(app: &AppState, caller: &Caller, only_ready: bool) -> ApiResult<Vec<Arc<Shown>>> {
+    let mut all = app.clusters.all(&app.store).await?;
+    all.retain(|shown| (shown.is_ready() || !only_ready) && caller.role.sees_cluster(shown.id()));
+    Ok(all)
 }
 
 /// One cluster. One that the caller may not see looks like one that is not there.
@@ -92,9 +68,7 @@ pub async fn get(app: &AppState, caller: &Caller, name: &str) -> ApiResult<Shown
     if !caller.role.sees_cluster(name) {
         return Err(missing(name));
     }
-    let record = find(app, name).await?;
-    let revision = record.as_ref().map_or_else(|bad| bad.revision, |good| good.revision);
-    Ok(Shown { record, revision, health: health(app, name).await })
+    Ok(Shown::new(find(app, name).await?, health(app, name).await))
 }
 
 /// What was last seen of a cluster; that it cannot be read is no reason not to show the cluster.

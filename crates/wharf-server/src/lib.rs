@@ -156,6 +156,7 @@ async fn start_on(
         store,
         sealer,
         metrics,
+        clusters: clusters::View::default(),
         passwords,
         login_limits: LoginLimits::new(),
         owned,

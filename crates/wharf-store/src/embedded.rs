@@ -34,7 +34,7 @@ use self::{
 };
 use crate::{
     error::{StoreError, StoreResult},
-    types::{Entry, LeaseId, Outcome, Page, RawListing, Revision, Txn},
+    types::{Change, Entry, LeaseId, Outcome, Page, RawListing, Revision, Txn},
 };
 
 /// Writers beyond this many wait for a place; it bounds the memory that waiting writes take.
@@ -157,6 +157,21 @@ impl Embedded {
     pub(crate) fn watch(&self, prefix: &str, after: Revision) -> StoreResult<EmbeddedWatch> {
         self.revision()?;
         Ok(EmbeddedWatch::new(Arc::clone(&self.shared), self.latest.clone(), prefix, after))
+    }
+
+    pub(crate) fn recent_changes(
+        &self,
+        after: Revision,
+        wanted: impl Fn(&str) -> bool,
+    ) -> StoreResult<Option<(Vec<Change>, Revision)>> {
+        self.revision()?;
+        let Some(batches) = self.shared.history.after(after.0, usize::MAX) else {
+            return Ok(None);
+        };
+        let is_new = |change: &&Change| change.revision() > after && wanted(change.key());
+        let changes = batches.iter().flat_map(|batch| &batch.changes);
+        let changes = changes.filter(is_new).cloned().collect();
+        Ok(Some((changes, batches.last().map_or(after, |batch| Revision(batch.last)))))
     }
 
     pub(crate) async fn grant_lease(&self, ttl: Duration) -> StoreResult<LeaseId> {

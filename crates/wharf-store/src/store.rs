@@ -229,6 +229,19 @@ impl Store {
         Ok(Watch { inner })
     }
 
+    /// The changes after a revision of the keys that are `wanted`, up to now, with the revision of
+    /// now; `None` where they are not in memory: then it is better to read the records anew.
+    pub fn recent_changes(
+        &self,
+        after: Revision,
+        wanted: impl Fn(&str) -> bool,
+    ) -> StoreResult<Option<(Vec<Change>, Revision)>> {
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.recent_changes(after, wanted),
+            Backend::Etcd(_) => Ok(None),
+        }
+    }
+
     pub async fn grant_lease(&self, ttl: Duration) -> StoreResult<LeaseId> {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.grant_lease(ttl).await,

@@ -1,5 +1,7 @@
 //! The list of clusters, and the page of one.
 
+use std::sync::Arc;
+
 use askama::Template;
 use axum::{
     extract::State,
@@ -63,7 +65,7 @@ pub async fn list_live(State(app): State<App>, caller: Caller) -> PageResult {
 }
 
 async fn list_body(app: &App, caller: &Caller) -> ApiResult<ListBody> {
-    let row = |shown: clusters::Shown| {
+    let row = |shown: Arc<clusters::Shown>| {
         let cluster = convert::cluster::shown(wharf_api::PREFIX, &shown);
         let usage = &cluster.usage;
         Row {

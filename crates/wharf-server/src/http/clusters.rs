@@ -3,7 +3,7 @@
 use axum::{
     Json,
     extract::State,
-    http::StatusCode,
+    http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
@@ -41,11 +41,13 @@ pub async fn list(
     prefix: Prefix,
     caller: Caller,
     Query(filter): Query<Filter>,
-) -> ApiResult<Json<Collection<Cluster>>> {
+) -> ApiResult<impl IntoResponse> {
     let shown = clusters::list(&app, &caller, filter.onlyready).await?;
-    let data = shown.iter().map(|shown| convert::cluster::shown(prefix.0, shown)).collect();
-    Ok(Json(Collection::new("cluster", &format!("{}/clusters", prefix.0), data)))
+    let body = convert::cluster::collection(prefix.0, &shown).map_err(ApiError::internal)?;
+    Ok(([(header::CONTENT_TYPE, JSON)], body))
 }
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// One cluster. One that the caller may not see looks like one that is not there.
 #[utoipa::path(get, path = "/clusters/{name}", tag = "clusters", params(("name" = String, Path)), responses((status = 200, body = Cluster), (status = "4XX", body = ErrorBody)))]

@@ -1,11 +1,13 @@
 //! Clusters and their kubeconfigs.
 
+use std::sync::Arc;
+
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use wharf_api::{
     cluster as wire,
     kubeconfig::Kubeconfig,
-    resource::{Head, Links},
+    resource::{Collection, Head, Links},
     secret::Secret,
 };
 use wharf_core::{
@@ -100,6 +102,38 @@ pub fn shown(prefix: &str, shown: &Shown) -> wire::Cluster {
     match &shown.record {
         Ok(stored) => cluster(prefix, &stored.value, shown.health.as_ref()),
         Err(unreadable) => unreadable_cluster(prefix, unreadable),
+    }
+}
+
+/// The JSON of a list of clusters, put together from theirs.
+pub fn collection(prefix: &'static str, all: &[Arc<Shown>]) -> Result<Vec<u8>, serde_json::Error> {
+    let head: Collection<()> = Collection::new("cluster", &format!("{prefix}/clusters"), vec![]);
+    let mut body = serde_json::to_vec(&head)?;
+    // What closes the list and the object.
+    let end = body.split_off(body.len().saturating_sub(2));
+    body.reserve(all.len() * USUAL_BYTES);
+    for (number, one) in all.iter().enumerate() {
+        if number > 0 {
+            body.push(b',');
+        }
+        body.extend_from_slice(rendered(prefix, one)?);
+    }
+    body.extend(end);
+    Ok(body)
+}
+
+/// A cluster's JSON in a list, roughly.
+const USUAL_BYTES: usize = 1500;
+
+fn rendered<'a>(prefix: &'static str, one: &'a Shown) -> Result<&'a [u8], serde_json::Error> {
+    let [native, other] = &one.rendered;
+    let place = if prefix == wharf_api::PREFIX { native } else { other };
+    match place.get() {
+        Some(bytes) => Ok(bytes),
+        None => {
+            let bytes = serde_json::to_vec(&shown(prefix, one))?;
+            Ok(place.get_or_init(|| bytes))
+        }
     }
 }
 
