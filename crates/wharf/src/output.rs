@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{Table, presets};
 use jiff::Timestamp;
 use serde::Serialize;
+use unicode_width::UnicodeWidthStr;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Format {
@@ -18,7 +18,7 @@ pub enum Format {
 }
 
 /// Two blanks tell columns apart where a cell may hold one.
-const COLUMN_GAP: u16 = 2;
+const COLUMN_GAP: usize = 2;
 
 /// Stdout cannot be written; a type of its own so that a closed pipe is told from other faults.
 #[derive(Debug, thiserror::Error)]
@@ -33,16 +33,18 @@ pub fn list<T: Serialize, const N: usize>(
     row: impl Fn(&T) -> [String; N],
 ) -> anyhow::Result<()> {
     match format {
-        Format::Table => {
-            let mut table = plain_table();
-            table.set_header(columns);
-            for item in items {
-                table.add_row(row(item));
-            }
-            line(&render(table))
-        }
+        Format::Table => table(columns, items.iter().map(row)),
         Format::Json | Format::Yaml => data(format, &items),
     }
+}
+
+/// Prints rows under their heads.
+pub fn table<const N: usize>(
+    columns: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> anyhow::Result<()> {
+    let head = columns.map(str::to_owned);
+    text(&render(&std::iter::once(head).chain(rows).collect::<Vec<_>>()))
 }
 
 /// Prints one thing: a line for each field, or the thing itself.
@@ -53,11 +55,8 @@ pub fn one<T: Serialize>(
 ) -> anyhow::Result<()> {
     match format {
         Format::Table => {
-            let mut table = plain_table();
-            for (name, value) in fields(item) {
-                table.add_row([format!("{name}:"), value]);
-            }
-            line(&render(table))
+            let rows = fields(item).into_iter().map(|(name, value)| [format!("{name}:"), value]);
+            text(&render(&rows.collect::<Vec<_>>()))
         }
         Format::Json | Format::Yaml => data(format, item),
     }
@@ -94,18 +93,32 @@ pub fn time(time: Timestamp) -> String {
 }
 
 /// Without borders and colour, and as wide as its contents: a terminal wraps lines better than
-/// cells are wrapped, and a line stays a record.
-fn plain_table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).force_no_tty();
-    table
-}
-
-fn render(mut table: Table) -> String {
-    for column in table.column_iter_mut() {
-        column.set_padding((0, COLUMN_GAP));
+/// cells are wrapped, and a line stays a record. Only a cell that has several lines takes more.
+fn render<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.lines().map(UnicodeWidthStr::width).fold(*width, usize::max);
+        }
     }
-    table.trim_fmt()
+    let mut text = String::new();
+    for row in rows {
+        let height = row.iter().map(|cell| cell.lines().count()).max().unwrap_or(0).max(1);
+        for number in 0..height {
+            let mut missing = 0;
+            for (width, cell) in widths.iter().zip(row) {
+                let part = cell.lines().nth(number).unwrap_or_default();
+                if !part.is_empty() {
+                    text.extend(std::iter::repeat_n(' ', missing));
+                    text.push_str(part);
+                    missing = 0;
+                }
+                missing += width - part.width() + COLUMN_GAP;
+            }
+            text.push('\n');
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -114,14 +127,23 @@ mod tests {
 
     #[test]
     fn a_table_is_a_line_for_each_row_with_columns_under_their_heads() {
-        let mut table = plain_table();
-        table.set_header(["NAME", "WHAT IT IS"]);
-        table.add_row(["a", &"long ".repeat(60)]).add_row(["b", ""]);
-        let text = render(table);
+        let row = |cells: [&str; 3]| cells.map(str::to_owned);
+        let text = render(&[
+            row(["NAME", "WHAT IT IS", "SINCE"]),
+            row(["a", &"long ".repeat(60), ""]),
+            row(["日本", "", "now"]),
+        ]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
-        assert_eq!(lines[0], "NAME  WHAT IT IS");
+        assert!(lines[0].starts_with("NAME  WHAT IT IS   "), "{text}");
         assert!(lines[1].starts_with("a     long long"), "{text}");
-        assert_eq!(lines[2], "b");
+        assert_eq!(lines[2].find("now"), lines[0].find("SINCE").map(|place| place + 2), "{text}");
+        assert!(lines.iter().all(|line| !line.ends_with("  ")), "{text}");
+    }
+
+    #[test]
+    fn a_cell_of_several_lines_stays_in_its_column() {
+        let rows = [["Reason:".to_owned(), "one\ntwo".to_owned()]];
+        assert_eq!(render(&rows), "Reason:  one\n         two\n");
     }
 }

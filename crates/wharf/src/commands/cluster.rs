@@ -6,6 +6,8 @@ mod progress;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use wharf_api::{
     client::Client,
@@ -230,22 +232,41 @@ async fn settle(
     }
 }
 
+/// What the table shows of a cluster. A thousand clusters are megabytes, and reading all of them
+/// would take most of the command's time.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    name: String,
+    status: String,
+    reason: Option<String>,
+    node_count: usize,
+    ready_node_count: usize,
+    version: String,
+    creation_timestamp: Timestamp,
+}
+
 async fn list(client: &Client, only_ready: bool, format: Format) -> anyhow::Result<()> {
     let path = if only_ready { "/clusters?onlyready=true" } else { "/clusters" };
-    let clusters: Collection<Cluster> = client.get(path).await?;
+    if format != Format::Table {
+        let clusters: Collection<Cluster> = client.get(path).await?;
+        return output::data(format, &clusters.data);
+    }
+    let clusters: Collection<Line> = client.get(path).await?;
     let columns = ["NAME", "STATUS", "NODES", "READY", "VERSION", "CREATED", "REASON"];
-    output::list(format, &clusters.data, columns, |cluster| {
-        let reason = cluster.reason.as_deref().and_then(|text| text.lines().next());
+    let row = |line: Line| {
+        let reason = line.reason.as_deref().and_then(|text| text.lines().next());
         [
-            cluster.name.clone(),
-            cluster.status.clone(),
-            cluster.node_count.to_string(),
-            cluster.ready_node_count.to_string(),
-            cluster.version.clone(),
-            output::time(cluster.head.creation_timestamp),
+            line.name,
+            line.status,
+            line.node_count.to_string(),
+            line.ready_node_count.to_string(),
+            line.version,
+            output::time(line.creation_timestamp),
             reason.unwrap_or_default().to_owned(),
         ]
-    })
+    };
+    output::table(columns, clusters.data.into_iter().map(row))
 }
 
 async fn show(client: &Client, name: &str, format: Format) -> anyhow::Result<()> {
