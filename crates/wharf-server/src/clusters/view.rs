@@ -7,6 +7,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
+    time::{Duration, Instant},
 };
 
 use wharf_core::{
@@ -43,6 +44,9 @@ impl Shown {
     }
 }
 
+/// What depends on the time, as a warning that something ends in a month, is made anew by then.
+const KEEP: Duration = Duration::from_secs(3600);
+
 #[derive(Default)]
 pub struct View {
     seen: Mutex<Option<Seen>>,
@@ -52,6 +56,7 @@ struct Seen {
     /// All that was committed up to here is in `clusters`.
     revision: Revision,
     clusters: BTreeMap<String, Arc<Shown>>,
+    read_at: Instant,
 }
 
 impl View {
@@ -91,11 +96,15 @@ impl Seen {
             let health = health.remove(shown.id());
             (shown.id().to_owned(), Arc::new(Shown { health, ..shown }))
         };
-        Ok(Self { revision, clusters: records.into_iter().map(shown).collect() })
+        let clusters = records.into_iter().map(shown).collect();
+        Ok(Self { revision, clusters, read_at: Instant::now() })
     }
 
-    /// Takes in what was committed meanwhile; false if that is not known.
+    /// Takes in what was committed meanwhile; false if all has to be read anew.
     fn catch_up(&mut self, store: &Store) -> StoreResult<bool> {
+        if self.read_at.elapsed() >= KEEP {
+            return Ok(false);
+        }
         let is_shown = |key: &str| kind_of(key) != Kindred::Other;
         let Some((changes, revision)) = store.recent_changes(self.revision, is_shown)? else {
             return Ok(false);
