@@ -44,7 +44,7 @@ pub fn merge_into(file: &Path, cluster: &str, new: &str) -> anyhow::Result<()> {
     let known =
         if old.trim().is_empty() { None } else { Some(parse_yaml(&old).with_context(told)?) };
     let merged = match known.clone() {
-        Some(known) => merge(known, new).with_context(told)?,
+        Some(known) => merge(known, &new).with_context(told)?,
         None => new,
     };
     if known.as_ref() == Some(&merged) {
@@ -133,12 +133,12 @@ fn name_of(entry: &Value) -> &str {
     entry.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
-fn merge(mut merged: Value, new: Value) -> anyhow::Result<Value> {
+fn merge(mut merged: Value, new: &Value) -> anyhow::Result<Value> {
     let Some(fields) = merged.as_object_mut() else {
         return Err(Told::usage("it is not a kubeconfig").into());
     };
     for list in LISTS {
-        merge_list(fields, list, entries(&new, list).cloned().collect());
+        merge_list(fields, list, entries(new, list).cloned().collect());
     }
     if let Some(current) = new.get("current-context") {
         fields.insert("current-context".to_owned(), current.clone());
