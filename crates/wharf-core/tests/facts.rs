@@ -139,7 +139,7 @@ fn hosts_of_the_test_bed_are_recognised_as_what_they_are() {
         node(one.name(), one.address(), &[NodeRole::Controlplane, NodeRole::Etcd]),
         node(two.name(), two.address(), &[NodeRole::Worker]),
     ];
-    let errors: Vec<_> = decide_preflight(&spec, &facts, "amd64")
+    let errors: Vec<_> = decide_preflight(&spec, &facts, None, "amd64")
         .into_iter()
         .filter(|finding| finding.severity == Severity::Error)
         .map(|finding| (finding.node, finding.check))

@@ -550,7 +550,7 @@ fn a_node_that_was_never_installed_is_a_wish_that_can_be_taken_back() {
     let mut nodes = records(&spec, true);
     nodes.remove("m2");
     let known = Known { spec: &spec, secrets: &secrets, nodes: &nodes, created: true };
-    let mut draft = start.clone();
+    let mut draft = start;
     less(&mut draft);
     around(|around| assert!(validate_update(&draft, &known, around).is_ok()));
 }
