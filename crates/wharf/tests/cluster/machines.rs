@@ -104,7 +104,7 @@ fn add_user(host: &Host, name: &str, sudo: bool) {
     let home = format!("/home/{name}");
     let keys = format!(
         "useradd -m -s /bin/sh {name} && mkdir -m 700 {home}/.ssh && \
-         cp /root/.ssh/authorized_keys {home}/.ssh/ && chown -R {name} {home}/.ssh"
+         cp ~root/.ssh/authorized_keys {home}/.ssh/ && chown -R {name} {home}/.ssh"
     );
     shell(host, &keys);
     if sudo {
