@@ -46,6 +46,10 @@ fn arguments(cluster: &str) -> Vec<String> {
         format!("--cluster-name={cluster}"),
         "--leader-elect=true".to_owned(),
         "--use-service-account-credentials=true".to_owned(),
+        // Each controller asks for a token of its own at the start; with the usual 20 requests a
+        // second the first Deployment waits for five.
+        "--kube-api-qps=100".to_owned(),
+        "--kube-api-burst=200".to_owned(),
         format!("--root-ca-file={}", path::CA),
         format!("--service-account-private-key-file={}", path::SERVICE_ACCOUNT_KEY),
         format!("--cluster-signing-cert-file={}", path::CA),

@@ -18,10 +18,15 @@ attempt() {
     done
 }
 
+# Asks again soon: while DNS starts, a question is lost and its answer waited for in vain.
+look_up() {
+    nslookup -timeout=1 "$1"
+}
+
 # The addresses that a name of ours has.
 addresses() {
     # The first address is that of the DNS server itself.
-    nslookup "$1.kube-system.svc.$domain" | sed '1,/^Name:/d' |
+    look_up "$1.kube-system.svc.$domain" | sed '1,/^Name:/d' |
         sed -n 's/^Address[^:]*: *\([0-9.]*\).*$/\1/p' | sort -u
 }
 
@@ -44,7 +49,7 @@ fetch_service() {
     fetch "${service:-nowhere}" 80
 }
 
-attempt "DNS (kubernetes.default.svc.$domain)" nslookup "kubernetes.default.svc.$domain"
+attempt "DNS (kubernetes.default.svc.$domain)" look_up "kubernetes.default.svc.$domain"
 attempt "DNS (the pods that serve)" all_there
 for address in $(addresses wharf-verify-pods); do
     attempt "the way to pod $address" fetch "$address" 8080
