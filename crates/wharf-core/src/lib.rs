@@ -7,9 +7,12 @@
 
 pub mod access;
 pub mod cluster;
+pub mod disruption;
 pub mod drain;
 pub mod install;
 pub mod name;
 pub mod operation;
+mod quick;
 pub mod record;
+pub mod selector;
 pub mod words;
