@@ -4,10 +4,17 @@
 //! is not stored anywhere: it follows from the facts. A node that does not carry our cordon is
 //! still rehearsed, one that carries it is being emptied, so that a crash at any point is only a
 //! second look.
+//!
+//! Start reading at [`decide_drain`]; [`plan_drain`] says the same without doing anything.
 
+mod budget;
+mod plan;
+mod policy;
 mod report;
 mod snapshot;
 
+#[cfg(test)]
+mod plan_tests;
 #[cfg(test)]
 mod tests;
 
@@ -15,69 +22,19 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use budget::{Allowances, Say};
+use plan::{Seen, look, volumes_left};
+use policy::is_due;
+use report::remark;
+
+pub use budget::Outlook;
+pub use plan::{Class, Plan, PlannedBudget, PlannedPod, Prospect, plan_drain};
+pub use policy::{Jobs, Ladder, Order, PARALLEL, Policy, RETRY, Rule, Sequence};
 pub use report::{Failure, Report, Stage, WaitReason, Waiting};
 pub use snapshot::{
-    Answer, Budget, Controller, Cordon, NodeFacts, PodFacts, PodRef, Snapshot, Try,
+    Answer, Budget, BudgetFacts, Controller, Cordon, NodeFacts, Pin, PodFacts, PodRef, Snapshot,
+    Try, Volumes,
 };
-
-/// How one caller wants nodes to be drained.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
-    /// Who cordons, as it is written on the Node, so that nobody lifts another's cordon.
-    pub owner: String,
-    pub deadline: Timestamp,
-    pub order: Order,
-    pub jobs: Jobs,
-    /// A refused eviction is tried again after this time.
-    pub retry: Duration,
-    /// So many evictions are asked for before the facts are looked at again.
-    pub parallel: usize,
-    /// On a node that has not been ready for so long, pods that are terminating count as gone, and
-    /// Jobs do not block. `None`: they are waited for.
-    pub lost_after: Option<Duration>,
-}
-
-/// Half a second: a budget that frees up is used soon, and a blocked drain costs the API server
-/// two requests a second for each pod at most.
-const RETRY: Duration = Duration::from_millis(500);
-/// Enough to empty a full node (110 pods) in a few rounds.
-const PARALLEL: usize = 16;
-/// Kubernetes itself calls a node unready only after as long a silence; a reboot or a restart of
-/// the kubelet is over by then.
-const LOST_AFTER: Duration = Duration::from_secs(40);
-
-impl Policy {
-    /// For the removal of a node, and for the drain action.
-    pub fn removal(owner: &str, deadline: Timestamp) -> Self {
-        Self {
-            owner: owner.to_owned(),
-            deadline,
-            order: Order::RehearseFirst,
-            jobs: Jobs::Block,
-            retry: RETRY,
-            parallel: PARALLEL,
-            lost_after: Some(LOST_AFTER),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// Ask for all evictions without doing them, cordon when all are allowed, then evict: a drain
-    /// that cannot succeed leaves no trace.
-    RehearseFirst,
-    /// Cordon at once.
-    CordonFirst,
-}
-
-/// What becomes of pods that belong to a Job and are not finished.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Jobs {
-    /// The drain waits for them.
-    Block,
-    /// They are evicted like others.
-    Evict,
-}
 
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,6 +62,8 @@ pub enum Action {
     Rehearse(PodRef),
     Cordon,
     Evict(PodRef),
+    /// Delete the pod past its budgets, by its UID.
+    Delete(PodRef),
     /// Take our cordon back; what was cordoned before stays so.
     Uncordon,
 }
@@ -114,129 +73,303 @@ pub fn decide_drain(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Dec
     let Some(node) = &snapshot.node else {
         return Decision::end(Verdict::Done, Vec::new(), now, Report::new(Stage::Gone, 0));
     };
-    if is_lost(node, now, policy) {
-        return decide_on_lost_node(snapshot, now, policy);
-    }
+    let drain = Drain::new(snapshot, now, policy);
     let cordon = node.cordon.as_ref().filter(|cordon| cordon.owner == policy.owner);
     match (cordon, &node.cordon) {
-        (Some(_), _) if !node.unschedulable => give_up_to_a_person(snapshot, now),
-        (Some(_), _) => decide_evictions(snapshot, now, policy),
-        (None, Some(other)) => wait_for_other_owner(snapshot, &other.owner, now, policy),
-        (None, None) => decide_rehearsal(snapshot, now, policy),
+        (Some(_), _) if !node.unschedulable => drain.give_up_to_a_person(),
+        (Some(_), _) => drain.decide_evictions(),
+        (None, Some(other)) => drain.wait_for_other_owner(&other.owner),
+        (None, None) => drain.decide_rehearsal(),
     }
 }
 
-fn is_lost(node: &NodeFacts, now: Timestamp, policy: &Policy) -> bool {
-    let lost_at = node.unready_since.zip(policy.lost_after);
-    lost_at.is_some_and(|(since, after)| since.saturating_add(after).is_ok_and(|at| now >= at))
-}
-
-/// Nobody on the node ends a pod, nor says that one has ended: those that are terminating would be
-/// waited for in vain, and a Job's pod would never finish.
-fn decide_on_lost_node(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Decision {
-    let (given_up, pods): (Vec<_>, Vec<_>) =
-        to_move(snapshot).cloned().partition(|pod| pod.terminating);
-    let policy = Policy { lost_after: None, jobs: Jobs::Evict, ..policy.clone() };
-    let mut decision = decide_drain(&Snapshot { pods, ..snapshot.clone() }, now, &policy);
-    decision.report.given_up = given_up.len();
-    decision
-}
-
-/// Somebody made the node schedulable again: it is not fought over.
-fn give_up_to_a_person(snapshot: &Snapshot, now: Timestamp) -> Decision {
-    let report = Report::new(Stage::Evicting, to_move(snapshot).count());
-    let failure = Verdict::Failed(Failure::UncordonedByAPerson);
-    Decision::end(failure, vec![Action::Uncordon], now, report)
-}
-
-fn wait_for_other_owner(
-    snapshot: &Snapshot,
-    owner: &str,
+/// One look at a drain.
+struct Drain<'a> {
+    snapshot: &'a Snapshot,
     now: Timestamp,
-    policy: &Policy,
-) -> Decision {
-    let mut report = Report::new(Stage::Rehearsing, to_move(snapshot).count());
-    let reason = WaitReason::CordonedBy(owner.to_owned());
-    report.waiting.push(Waiting { pod: None, reason });
-    if now >= policy.deadline {
-        let failure = Failure::Deadline { waiting: report.waiting.clone() };
-        return Decision::end(Verdict::Failed(failure), Vec::new(), now, report);
-    }
-    Decision::go_on(Vec::new(), now, policy, report)
+    policy: &'a Policy,
+    /// The pods that must leave, in the order in which they do.
+    leaving: Vec<Seen<'a>>,
+    given_up: usize,
+    allowances: Allowances<'a>,
 }
 
-fn decide_rehearsal(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Decision {
-    let mut report = Report::new(Stage::Rehearsing, to_move(snapshot).count());
-    if policy.order == Order::CordonFirst {
-        return Decision::go_on(vec![Action::Cordon], now, policy, report);
+impl<'a> Drain<'a> {
+    fn new(snapshot: &'a Snapshot, now: Timestamp, policy: &'a Policy) -> Self {
+        let mut leaving = look(snapshot, now, policy);
+        let given_up = leaving.iter().filter(|seen| seen.class == Class::Lost).count();
+        leaving.retain(|seen| seen.class.must_leave());
+        Self { snapshot, now, policy, leaving, given_up, allowances: Allowances::new(snapshot) }
     }
-    let mut due = Vec::new();
-    let mut unanswered = 0;
-    for pod in to_move(snapshot) {
-        match rehearsal(pod, now, policy) {
-            Next::Ask => due.push(pod),
-            Next::Agreed => continue,
-            Next::Wait => {}
+
+    /// Somebody made the node schedulable again: it is not fought over.
+    fn give_up_to_a_person(&self) -> Decision {
+        let report = self.report(Stage::Evicting);
+        let failure = Verdict::Failed(Failure::UncordonedByAPerson);
+        Decision::end(failure, vec![Action::Uncordon], self.now, report)
+    }
+
+    fn wait_for_other_owner(&self, owner: &str) -> Decision {
+        let mut report = self.report(Stage::Rehearsing);
+        let reason = WaitReason::CordonedBy(owner.to_owned());
+        report.waiting.push(Waiting { pod: None, reason, remark: None });
+        if self.is_late() {
+            return self.fail(|waiting| Failure::Deadline { waiting }, Vec::new(), report);
         }
-        unanswered += 1;
-        report.waiting.push(waiting(pod, policy));
+        self.go_on(Vec::new(), report)
     }
-    if now >= policy.deadline {
-        let failure = Failure::Deadline { waiting: report.waiting.clone() };
-        return Decision::end(Verdict::Failed(failure), Vec::new(), now, report);
-    }
-    let mut actions = in_turn(due, Action::Rehearse, policy);
-    if unanswered == 0 {
-        actions.push(Action::Cordon);
-    }
-    Decision::go_on(actions, now, policy, report)
-}
 
-fn decide_evictions(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Decision {
-    let mut report = Report::new(Stage::Evicting, to_move(snapshot).count());
-    if report.left == 0 {
-        // What was on its way to the node before the cordon shows a moment later.
-        let seen = snapshot.empty_since.and_then(|since| since.saturating_add(policy.retry).ok());
-        if now >= policy.deadline || seen.is_some_and(|seen| now >= seen) {
-            return Decision::end(Verdict::Done, Vec::new(), now, report);
+    fn decide_rehearsal(&self) -> Decision {
+        let mut report = self.report(Stage::Rehearsing);
+        if self.policy.order == Order::CordonFirst {
+            return self.go_on(vec![Action::Cordon], report);
         }
-        return Decision::go_on(Vec::new(), now, policy, report);
+        let mut due = Vec::new();
+        for seen in &self.leaving {
+            match self.rehearsal(seen) {
+                Next::Ask => due.push(seen),
+                Next::Agreed => continue,
+                Next::Wait => {}
+            }
+            report.waiting.push(self.waiting(seen, &self.allowances.say(seen.pod)));
+        }
+        if let Some(failure) = self.hopeless(&report) {
+            return Decision::end(Verdict::Failed(failure), Vec::new(), self.now, report);
+        }
+        in_turn(&mut due);
+        let mut actions: Vec<Action> =
+            due.iter().map(|seen| Action::Rehearse(seen.pod.pod.clone())).collect();
+        if report.waiting.is_empty() {
+            actions.push(Action::Cordon);
+        }
+        self.go_on(actions, report)
     }
-    let mut due = Vec::new();
-    for pod in to_move(snapshot) {
-        report.waiting.push(waiting(pod, policy));
-        if is_eviction_due(pod, now, policy) {
-            due.push(pod);
+
+    fn decide_evictions(mut self) -> Decision {
+        let mut report = self.report(Stage::Evicting);
+        if report.left == 0 {
+            return self.decide_detaching();
+        }
+        if let Some(decision) = self.rehearse_what_is_untried() {
+            return decision;
+        }
+        // Pods of one rank leave before those of the next.
+        let rank = self.leaving.first().map(|seen| seen.rank);
+        let mut due = Vec::new();
+        for seen in &self.leaving {
+            report.waiting.push(self.waiting(seen, &self.allowances.say(seen.pod)));
+            if Some(seen.rank) == rank && self.is_due(seen) {
+                due.push(seen);
+            }
+        }
+        in_turn(&mut due);
+        let mut actions = Vec::new();
+        for seen in due {
+            if actions.len() >= self.policy.parallel.max(1) {
+                break;
+            }
+            let held = self.is_held(seen) && self.allowances.say(seen.pod) != Say::Free;
+            match seen.class {
+                Class::Delete => actions.push(Action::Delete(seen.pod.pod.clone())),
+                Class::Evict if !held => {
+                    self.allowances.take(seen.pod);
+                    actions.push(Action::Evict(seen.pod.pod.clone()));
+                }
+                Class::Evict
+                | Class::DaemonSet
+                | Class::Mirror
+                | Class::Finished
+                | Class::Terminating
+                | Class::Lost
+                | Class::JobBlocks
+                | Class::JobWaits => {}
+            }
+        }
+        if let Some(failure) = self.hopeless(&report) {
+            let undo = vec![Action::Uncordon];
+            return Decision::end(Verdict::Failed(failure), undo, self.now, report);
+        }
+        self.go_on(actions, report)
+    }
+
+    /// Where refusals are counted, all pods are asked about before the first leaves: later a refusal
+    /// would only tell of our own evictions.
+    fn rehearse_what_is_untried(&self) -> Option<Decision> {
+        self.policy.attempts?;
+        let untried = |seen: &&Seen<'_>| {
+            seen.class == Class::Evict && seen.bound_by_budgets && seen.pod.last_try.is_none()
+        };
+        let asked = self.leaving.iter().filter(untried);
+        let actions: Vec<Action> =
+            asked.map(|seen| Action::Rehearse(seen.pod.pod.clone())).collect();
+        if actions.is_empty() || self.is_late() {
+            return None;
+        }
+        let mut report = self.report(Stage::Evicting);
+        let waiting = |seen| self.waiting(seen, &self.allowances.say(seen.pod));
+        report.waiting = self.leaving.iter().map(waiting).collect();
+        match self.hopeless(&report) {
+            Some(_) => None,
+            None => Some(self.go_on(actions, report)),
         }
     }
-    if now >= policy.deadline {
-        let failure = Failure::Deadline { waiting: report.waiting.clone() };
-        return Decision::end(Verdict::Failed(failure), vec![Action::Uncordon], now, report);
+
+    /// Whether a pod whose budget allows nothing is left alone until that changes, since asking
+    /// would only be refused. What was refused and counted is asked for again.
+    fn is_held(&self, seen: &Seen<'_>) -> bool {
+        let refused = seen.pod.last_try.as_ref().is_some_and(is_refusal);
+        seen.bound_by_budgets && !(refused && self.policy.attempts.is_some())
     }
-    Decision::go_on(in_turn(due, Action::Evict, policy), now, policy, report)
-}
 
-/// As many as may be asked for at once: first those that never were, then those whose last try is
-/// the longest ago, so that a few that are blocked do not keep the others from their turn.
-fn in_turn(
-    mut due: Vec<&PodFacts>,
-    action: impl Fn(PodRef) -> Action,
-    policy: &Policy,
-) -> Vec<Action> {
-    due.sort_by_key(|pod| pod.last_try.as_ref().map(|last| last.at));
-    due.iter().take(policy.parallel.max(1)).map(|pod| action(pod.pod.clone())).collect()
-}
+    /// All pods are gone. What was on its way to the node before the cordon shows a moment later,
+    /// and a volume that never detaches does not hold the drain for ever.
+    fn decide_detaching(&self) -> Decision {
+        let seen = self.snapshot.empty_since;
+        if !self.is_late() && !seen.is_some_and(|since| is_due(since, self.policy.retry, self.now))
+        {
+            return self.go_on(Vec::new(), self.report(Stage::Evicting));
+        }
+        let volumes = volumes_left(self.snapshot, self.now, self.policy);
+        if volumes.is_empty() || self.is_late() {
+            let report = self.report(Stage::Evicting);
+            return Decision::end(Verdict::Done, Vec::new(), self.now, report);
+        }
+        let mut report = self.report(Stage::Detaching);
+        let reason = WaitReason::Volumes(volumes);
+        report.waiting.push(Waiting { pod: None, reason, remark: None });
+        self.go_on(Vec::new(), report)
+    }
 
-/// The pods that must leave. Pods of a DaemonSet come back whatever one does, a mirror pod is
-/// only the picture of a file on the node, and a finished pod disturbs nobody.
-fn to_move(snapshot: &Snapshot) -> impl Iterator<Item = &PodFacts> {
-    let stays =
-        |pod: &PodFacts| pod.mirror || pod.finished || pod.controller == Controller::DaemonSet;
-    snapshot.pods.iter().filter(move |pod| !stays(pod))
-}
+    /// Why going on is of no use.
+    fn hopeless(&self, report: &Report) -> Option<Failure> {
+        let named = |is: &dyn Fn(&Seen<'_>) -> bool| -> Vec<Waiting> {
+            let meant = self.leaving.iter().filter(|seen| is(seen));
+            meant.map(|seen| self.waiting(seen, &self.allowances.say(seen.pod))).collect()
+        };
+        let jobs = named(&|seen| seen.class == Class::JobBlocks);
+        if !jobs.is_empty() {
+            return Some(Failure::Jobs { waiting: jobs });
+        }
+        let limit = self.policy.attempts.unwrap_or(u32::MAX).max(1);
+        let refused = |seen: &Seen<'_>| {
+            let last = seen.pod.last_try.as_ref();
+            seen.class == Class::Evict
+                && seen.bound_by_budgets
+                && last.is_some_and(|last| is_refusal(last) && last.refusals >= limit)
+        };
+        let refused = named(&refused);
+        if !refused.is_empty() {
+            return Some(Failure::Refused { waiting: refused });
+        }
+        self.is_late().then(|| Failure::Deadline { waiting: report.waiting.clone() })
+    }
 
-fn blocks_as_job(pod: &PodFacts, policy: &Policy) -> bool {
-    pod.controller == Controller::Job && policy.jobs == Jobs::Block
+    fn rehearsal(&self, seen: &Seen<'_>) -> Next {
+        match seen.class {
+            Class::JobBlocks | Class::JobWaits => return Next::Wait,
+            Class::Evict => {}
+            // It is leaving already, or nobody will be asked.
+            Class::Terminating
+            | Class::Delete
+            | Class::DaemonSet
+            | Class::Mirror
+            | Class::Finished
+            | Class::Lost => return Next::Agreed,
+        }
+        let Some(last) = &seen.pod.last_try else { return Next::Ask };
+        match last.answer {
+            Answer::Allowed | Answer::Accepted => Next::Agreed,
+            Answer::Refused { .. } | Answer::Failed { .. } | Answer::Later { .. } => {
+                if self.is_retry_due(seen.pod, last) { Next::Ask } else { Next::Wait }
+            }
+        }
+    }
+
+    fn is_due(&self, seen: &Seen<'_>) -> bool {
+        let Some(last) = &seen.pod.last_try else { return true };
+        match last.answer {
+            // Only a rehearsal; the eviction itself has not been tried.
+            Answer::Allowed => true,
+            // A refusal is what a deletion comes from; it need not wait for another.
+            Answer::Refused { .. } if seen.class == Class::Delete => true,
+            // An accepted eviction shows as a terminating pod at the next look; asking again when
+            // it does not is harmless.
+            Answer::Accepted
+            | Answer::Refused { .. }
+            | Answer::Failed { .. }
+            | Answer::Later { .. } => self.is_retry_due(seen.pod, last),
+        }
+    }
+
+    fn is_retry_due(&self, pod: &PodFacts, last: &Try) -> bool {
+        let asked_for = last.not_before.is_none_or(|time| self.now >= time);
+        asked_for && is_due(last.at, retry_delay(self.policy.retry, pod, last), self.now)
+    }
+
+    /// Why the pod is still there.
+    fn waiting(&self, seen: &Seen<'_>, say: &Say) -> Waiting {
+        let held = |budgets: Vec<Budget>, message: &str| WaitReason::Refused {
+            budgets,
+            message: message.to_owned(),
+        };
+        let reason = match seen.class {
+            Class::Terminating | Class::Lost => WaitReason::Terminating,
+            Class::JobBlocks | Class::JobWaits => WaitReason::Job,
+            Class::Evict | Class::Delete | Class::DaemonSet | Class::Mirror | Class::Finished => {
+                match seen.pod.last_try.as_ref().map(|last| &last.answer) {
+                    Some(Answer::Refused { budgets, message }) => {
+                        WaitReason::Refused { budgets: budgets.clone(), message: message.clone() }
+                    }
+                    Some(Answer::Later { message }) => {
+                        WaitReason::Later { message: message.clone() }
+                    }
+                    Some(Answer::Failed { message }) => {
+                        WaitReason::Failed { message: message.clone() }
+                    }
+                    Some(Answer::Allowed | Answer::Accepted) | None => match say {
+                        Say::Exhausted(budget) if seen.bound_by_budgets => {
+                            held(vec![budget.clone()], "its budget allows none now")
+                        }
+                        Say::Several(budgets) if seen.bound_by_budgets => held(
+                            budgets.clone(),
+                            "Kubernetes evicts no pod that more than one covers",
+                        ),
+                        Say::Free | Say::Exhausted(_) | Say::Several(_) => WaitReason::NotYet,
+                    },
+                }
+            }
+        };
+        let remark = remark(seen.pod, &self.allowances);
+        Waiting { pod: Some(seen.pod.pod.clone()), reason, remark }
+    }
+
+    fn report(&self, stage: Stage) -> Report {
+        Report { given_up: self.given_up, ..Report::new(stage, self.leaving.len()) }
+    }
+
+    fn is_late(&self) -> bool {
+        self.now >= self.policy.deadline
+    }
+
+    fn fail(
+        &self,
+        failure: impl FnOnce(Vec<Waiting>) -> Failure,
+        undo: Vec<Action>,
+        report: Report,
+    ) -> Decision {
+        let verdict = Verdict::Failed(failure(report.waiting.clone()));
+        Decision::end(verdict, undo, self.now, report)
+    }
+
+    /// With something to do the facts change at once; otherwise the next look is after the time
+    /// of a retry, and at the deadline at the latest.
+    fn go_on(&self, mut actions: Vec<Action>, report: Report) -> Decision {
+        actions.truncate(self.policy.parallel.max(1));
+        let pause = if actions.is_empty() { self.policy.retry } else { Duration::ZERO };
+        let wake_at = self.now.saturating_add(pause).unwrap_or(self.now);
+        let wake_at = wake_at.min(self.policy.deadline).max(self.now);
+        Decision { verdict: Verdict::Going, actions, wake_at, report }
+    }
 }
 
 enum Next {
@@ -245,76 +378,33 @@ enum Next {
     Wait,
 }
 
-fn rehearsal(pod: &PodFacts, now: Timestamp, policy: &Policy) -> Next {
-    if blocks_as_job(pod, policy) {
-        return Next::Wait;
-    }
-    // It is leaving already; nobody needs to be asked.
-    if pod.terminating {
-        return Next::Agreed;
-    }
-    match &pod.last_try {
-        None => Next::Ask,
-        Some(last) => match last.answer {
-            Answer::Allowed | Answer::Accepted => Next::Agreed,
-            Answer::Refused { .. } | Answer::Failed { .. } if is_retry_due(last, now, policy) => {
-                Next::Ask
-            }
-            Answer::Refused { .. } | Answer::Failed { .. } => Next::Wait,
-        },
-    }
+/// First those that were never asked for, then those whose last try is the longest ago, so that a
+/// few that are blocked do not keep the others from their turn.
+fn in_turn(due: &mut [&Seen<'_>]) {
+    due.sort_by_key(|seen| (seen.rank, seen.pod.last_try.as_ref().map(|last| last.at)));
 }
 
-fn is_eviction_due(pod: &PodFacts, now: Timestamp, policy: &Policy) -> bool {
-    if pod.terminating || blocks_as_job(pod, policy) {
-        return false;
-    }
-    match &pod.last_try {
-        None => true,
-        Some(last) => match last.answer {
-            // Only a rehearsal; the eviction itself has not been tried.
-            Answer::Allowed => true,
-            // An accepted eviction shows as a terminating pod at the next look; asking again when
-            // it does not is harmless.
-            Answer::Accepted | Answer::Refused { .. } | Answer::Failed { .. } => {
-                is_retry_due(last, now, policy)
-            }
-        },
-    }
+fn is_refusal(last: &Try) -> bool {
+    matches!(last.answer, Answer::Refused { .. })
 }
 
-fn is_retry_due(last: &Try, now: Timestamp, policy: &Policy) -> bool {
-    last.at.saturating_add(policy.retry).is_ok_and(|due| now >= due)
-}
-
-/// Why the pod is still there.
-fn waiting(pod: &PodFacts, policy: &Policy) -> Waiting {
-    let reason = if pod.terminating {
-        WaitReason::Terminating
-    } else if blocks_as_job(pod, policy) {
-        WaitReason::Job
-    } else {
-        match pod.last_try.as_ref().map(|last| &last.answer) {
-            Some(Answer::Refused { budgets, message }) => {
-                WaitReason::Refused { budgets: budgets.clone(), message: message.clone() }
-            }
-            Some(Answer::Failed { message }) => WaitReason::Failed { message: message.clone() },
-            Some(Answer::Allowed | Answer::Accepted) | None => WaitReason::NotYet,
-        }
-    };
-    Waiting { pod: Some(pod.pod.clone()), reason }
+/// Failures back off to 16 times the delay, and each pod a little apart from the others, so that an
+/// API server that comes back is not met by all at once.
+fn retry_delay(retry: Duration, pod: &PodFacts, last: &Try) -> Duration {
+    if last.failures == 0 {
+        return retry;
+    }
+    let doubled = retry.saturating_mul(1 << last.failures.saturating_sub(1).min(4));
+    let spread = pod
+        .pod
+        .uid
+        .bytes()
+        .fold(last.failures, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    doubled.saturating_add(retry.saturating_mul(spread % 8) / 8)
 }
 
 impl Decision {
     fn end(verdict: Verdict, actions: Vec<Action>, now: Timestamp, report: Report) -> Self {
         Self { verdict, actions, wake_at: now, report }
-    }
-
-    /// With something to do the facts change at once; otherwise the next look is after the time
-    /// of a retry, and at the deadline at the latest.
-    fn go_on(actions: Vec<Action>, now: Timestamp, policy: &Policy, report: Report) -> Self {
-        let pause = if actions.is_empty() { policy.retry } else { Duration::ZERO };
-        let wake_at = now.saturating_add(pause).unwrap_or(now).min(policy.deadline).max(now);
-        Self { verdict: Verdict::Going, actions, wake_at, report }
     }
 }

@@ -127,20 +127,25 @@ impl Drain<'_> {
         let snapshot = self.observe().await?;
         let now = Timestamp::now();
         let decision = decide_drain(&snapshot, now, self.policy);
-        let is_empty = decision.report.stage == Stage::Evicting && decision.report.left == 0;
+        let emptying = matches!(decision.report.stage, Stage::Evicting | Stage::Detaching);
+        let is_empty = emptying && decision.report.left == 0;
         self.empty_since = is_empty.then(|| self.empty_since.unwrap_or(now));
         Ok(decision)
     }
 
     async fn act(&mut self, actions: &[Action]) -> Result<(), KubeError> {
         let pods = actions.iter().filter_map(|action| match action {
-            Action::Rehearse(pod) => Some((pod, true)),
-            Action::Evict(pod) => Some((pod, false)),
+            Action::Rehearse(pod) | Action::Evict(pod) | Action::Delete(pod) => Some((pod, action)),
             Action::Cordon | Action::Uncordon => None,
         });
-        let cluster = self.cluster;
-        let evictions = pods.map(|(pod, rehearse)| async move {
-            (pod, rehearse, cluster.evict(pod, rehearse).await)
+        let (cluster, grace) = (self.cluster, self.policy.grace_seconds);
+        let evictions = pods.map(|(pod, action)| async move {
+            let rehearse = matches!(action, Action::Rehearse(_));
+            let answer = match action {
+                Action::Delete(_) => cluster.delete_pod(pod, grace).await,
+                _ => cluster.evict(pod, rehearse).await,
+            };
+            (pod, rehearse, answer)
         });
         for (pod, rehearse, answer) in join_all(evictions).await {
             self.note(pod, rehearse, answer);
@@ -169,10 +174,15 @@ impl Drain<'_> {
                 self.evicted += 1;
                 Answer::Accepted
             }
+            // No budget says no: the API server is busy.
+            Ok(Eviction::Refused { budgets, message }) if budgets.is_empty() => {
+                Answer::Later { message }
+            }
             Ok(Eviction::Refused { budgets, message }) => Answer::Refused { budgets, message },
             Err(error) => Answer::Failed { message: error.to_string() },
         };
-        self.tries.insert(pod.uid.clone(), Try { at: Timestamp::now(), answer });
+        let answered = Try::after(self.tries.get(&pod.uid), Timestamp::now(), answer);
+        self.tries.insert(pod.uid.clone(), answered);
     }
 
     async fn uncordon(&self) -> Result<(), KubeError> {

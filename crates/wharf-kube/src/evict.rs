@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use http::Request;
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use kube::{
-    api::{Api, ListParams},
+    api::{Api, DeleteParams, ListParams, Preconditions},
     core::{Selector, SelectorExt, Status},
 };
 use serde_json::{Value, json};
@@ -57,6 +57,25 @@ impl Cluster {
                 Ok(Eviction::Gone)
             }
             Err(status) => Err(KubeError::of(what(), kube::Error::Api(status))),
+        }
+    }
+
+    /// Deletes a pod by its UID, past the budgets that protect it.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses.
+    pub async fn delete_pod(&self, pod: &PodRef, grace_seconds: Option<u32>) -> Result<Eviction> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+        let how = DeleteParams {
+            grace_period_seconds: grace_seconds,
+            preconditions: Some(preconditions),
+            ..DeleteParams::default()
+        };
+        match self.call(format!("delete pod {pod}"), api.delete(&pod.name, &how)).await {
+            Ok(_) => Ok(Eviction::Accepted),
+            Err(error) if error.is_not_found() || self.is_gone(pod).await? => Ok(Eviction::Gone),
+            Err(error) => Err(error),
         }
     }
 

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::snapshot::{Budget, PodRef};
+use super::{
+    budget::{Allowances, Outlook, outlook},
+    snapshot::{Budget, Pin, PodFacts, PodRef},
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
@@ -24,6 +27,8 @@ impl Report {
 pub enum Stage {
     Rehearsing,
     Evicting,
+    /// The pods are gone, their volumes are not.
+    Detaching,
     /// There is no such node.
     Gone,
 }
@@ -34,6 +39,8 @@ pub struct Waiting {
     /// `None` when the node itself is the reason.
     pub pod: Option<PodRef>,
     pub reason: WaitReason,
+    /// What a person may have to do, or why waiting will not help.
+    pub remark: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +51,10 @@ pub enum WaitReason {
         budgets: Vec<Budget>,
         message: String,
     },
+    /// The server asks to come back.
+    Later {
+        message: String,
+    },
     /// It belongs to a Job and runs.
     Job,
     Terminating,
@@ -52,6 +63,24 @@ pub enum WaitReason {
     },
     /// Another part of Wharf has cordoned the node.
     CordonedBy(String),
+    /// Volumes of pods that left.
+    Volumes(Vec<String>),
+}
+
+impl Waiting {
+    /// Whether this is what keeps a drain from going on, and not only its turn or its end.
+    pub fn blocks(&self) -> bool {
+        match self.reason {
+            WaitReason::Refused { .. }
+            | WaitReason::Job
+            | WaitReason::Failed { .. }
+            | WaitReason::Later { .. }
+            | WaitReason::CordonedBy(_) => true,
+            WaitReason::NotYet | WaitReason::Terminating | WaitReason::Volumes(_) => {
+                self.remark.is_some()
+            }
+        }
+    }
 }
 
 impl fmt::Display for Waiting {
@@ -60,16 +89,21 @@ impl fmt::Display for Waiting {
             write!(f, "pod {pod} ")?;
         }
         match &self.reason {
-            WaitReason::NotYet => f.write_str("has not been evicted yet"),
+            WaitReason::NotYet => f.write_str("has not been evicted yet")?,
             WaitReason::Refused { budgets, message } if budgets.is_empty() => {
-                write!(f, "may not be evicted now: {message}")
+                write!(f, "may not be evicted now: {message}")?;
             }
-            WaitReason::Refused { budgets, message } => write_budgets(f, budgets, message),
-            WaitReason::Job => f.write_str("belongs to a Job that has not finished"),
-            WaitReason::Terminating => f.write_str("is terminating"),
-            WaitReason::Failed { message } => write!(f, "could not be evicted: {message}"),
-            WaitReason::CordonedBy(owner) => write!(f, "the node is cordoned by {owner}"),
+            WaitReason::Refused { budgets, message } => write_budgets(f, budgets, message)?,
+            WaitReason::Later { message } => write!(f, "cannot be evicted yet: {message}")?,
+            WaitReason::Job => f.write_str("belongs to a Job that has not finished")?,
+            WaitReason::Terminating => f.write_str("is terminating")?,
+            WaitReason::Failed { message } => write!(f, "could not be evicted: {message}")?,
+            WaitReason::CordonedBy(owner) => write!(f, "the node is cordoned by {owner}")?,
+            WaitReason::Volumes(names) => {
+                write!(f, "volumes of drained pods are attached: {}", names.join(", "))?;
+            }
         }
+        self.remark.as_ref().map_or(Ok(()), |remark| write!(f, "; {remark}"))
     }
 }
 
@@ -84,13 +118,57 @@ fn write_budgets(f: &mut fmt::Formatter<'_>, budgets: &[Budget], message: &str) 
     }
 }
 
+/// What a person should know of a pod that does not leave.
+pub(super) fn remark(pod: &PodFacts, allowances: &Allowances<'_>) -> Option<String> {
+    let mut remarks = Vec::new();
+    if let [(budget, left)] = allowances.covering(pod).as_slice()
+        && outlook(budget, *left, pod) == Outlook::Never
+    {
+        remarks.push(format!(
+            "as budget {} is set it never allows one: {} of its {} pods must be healthy",
+            budget.name, budget.desired, budget.expected
+        ));
+    }
+    remarks.extend(pod.pin.as_ref().map(hint));
+    if remarks.is_empty() { None } else { Some(remarks.join("; ")) }
+}
+
+fn hint(pin: &Pin) -> String {
+    match pin {
+        Pin::Pod => {
+            "its spec.nodeName names this node: delete the pod to let the drain go on".to_owned()
+        }
+        // Its pod would be made again on this very node, cordoned or not.
+        Pin::Owner { kind, name } => format!(
+            "the spec.nodeName of {kind} {name} names this node, so deleting the pod is not enough: \
+             delete the {kind} to let the drain go on"
+        ),
+    }
+}
+
 /// Why a drain was given up.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     #[error("the deadline passed: {}", sentences(waiting))]
     Deadline { waiting: Vec<Waiting> },
+    #[error("pods of Jobs are on the node: {}", sentences(waiting))]
+    Jobs { waiting: Vec<Waiting> },
+    #[error("evictions were refused too often: {}", sentences(waiting))]
+    Refused { waiting: Vec<Waiting> },
     #[error("somebody made the node schedulable again")]
     UncordonedByAPerson,
+}
+
+impl Failure {
+    /// What stood in the way.
+    pub fn waiting(&self) -> &[Waiting] {
+        match self {
+            Failure::Deadline { waiting }
+            | Failure::Jobs { waiting }
+            | Failure::Refused { waiting } => waiting,
+            Failure::UncordonedByAPerson => &[],
+        }
+    }
 }
 
 /// So many are named; the rest is counted.

@@ -2,55 +2,51 @@
 
 use super::*;
 
-const OWNER: &str = "update demo";
+pub(super) const OWNER: &str = "update demo";
 
-fn at(seconds: i64) -> Timestamp {
+pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
 }
 
-fn policy() -> Policy {
+pub(super) fn policy() -> Policy {
     Policy::removal(OWNER, at(100))
 }
 
-fn pod(name: &str) -> PodFacts {
+pub(super) fn pod(name: &str) -> PodFacts {
     PodFacts {
         pod: PodRef {
             namespace: "default".to_owned(),
             name: name.to_owned(),
             uid: format!("uid-{name}"),
         },
-        controller: Controller::Other,
-        mirror: false,
-        finished: false,
-        terminating: false,
-        last_try: None,
+        ..PodFacts::default()
     }
 }
 
-fn tried(name: &str, at_second: i64, answer: Answer) -> PodFacts {
-    PodFacts { last_try: Some(Try { at: at(at_second), answer }), ..pod(name) }
+pub(super) fn tried(name: &str, at_second: i64, answer: Answer) -> PodFacts {
+    PodFacts { last_try: Some(Try::after(None, at(at_second), answer)), ..pod(name) }
 }
 
-fn refused() -> Answer {
+pub(super) fn refused() -> Answer {
     Answer::Refused {
         budgets: vec![Budget { name: "db".to_owned(), allowed: 0 }],
         message: "would violate".to_owned(),
     }
 }
 
-fn node(cordon: Option<(&str, bool)>, unschedulable: bool) -> Option<NodeFacts> {
+pub(super) fn node(cordon: Option<(&str, bool)>, unschedulable: bool) -> Option<NodeFacts> {
     let cordon = cordon.map(|(owner, before)| Cordon { owner: owner.to_owned(), before });
-    Some(NodeFacts { name: "n1".to_owned(), unschedulable, cordon, unready_since: None })
+    Some(NodeFacts { name: "n1".to_owned(), unschedulable, cordon, ..NodeFacts::default() })
 }
 
-fn fresh(pods: Vec<PodFacts>) -> Snapshot {
-    Snapshot { node: node(None, false), pods, empty_since: None }
+pub(super) fn fresh(pods: Vec<PodFacts>) -> Snapshot {
+    Snapshot { node: node(None, false), pods, ..Snapshot::default() }
 }
 
 /// Looked at before, a second ago at the latest.
-fn cordoned(pods: Vec<PodFacts>) -> Snapshot {
+pub(super) fn cordoned(pods: Vec<PodFacts>) -> Snapshot {
     let empty_since = pods.is_empty().then(|| at(9));
-    Snapshot { node: node(Some((OWNER, false)), true), pods, empty_since }
+    Snapshot { node: node(Some((OWNER, false)), true), pods, empty_since, ..Snapshot::default() }
 }
 
 /// A decision as one line: verdict, actions, what is waited for.
@@ -58,11 +54,12 @@ fn line(snapshot: &Snapshot, now: i64) -> String {
     line_by(snapshot, now, &policy())
 }
 
-fn line_by(snapshot: &Snapshot, now: i64, policy: &Policy) -> String {
+pub(super) fn line_by(snapshot: &Snapshot, now: i64, policy: &Policy) -> String {
     let decision = decide_drain(snapshot, at(now), policy);
     let action = |action: &Action| match action {
         Action::Rehearse(pod) => format!("rehearse {}", pod.name),
         Action::Evict(pod) => format!("evict {}", pod.name),
+        Action::Delete(pod) => format!("delete {}", pod.name),
         Action::Cordon => "cordon".to_owned(),
         Action::Uncordon => "uncordon".to_owned(),
     };
@@ -232,7 +229,7 @@ fn actions_are_limited_and_waiting_ends_at_the_deadline() {
     assert_eq!(wake(at(10)), at(10) + Duration::from_millis(500));
     let just_before = at(100) - Duration::from_millis(100);
     let refused_now = cordoned(vec![PodFacts {
-        last_try: Some(Try { at: just_before, answer: refused() }),
+        last_try: Some(Try::after(None, just_before, refused())),
         ..pod("a")
     }]);
     assert_eq!(decide_drain(&refused_now, just_before, &policy()).wake_at, at(100));
@@ -245,7 +242,7 @@ fn several_budgets_are_all_named() {
         budgets: vec![budget("a"), budget("b")],
         message: "more than one".to_owned(),
     };
-    let waiting = Waiting { pod: Some(pod("db").pod), reason };
+    let waiting = Waiting { pod: Some(pod("db").pod), reason, remark: None };
     assert_eq!(
         waiting.to_string(),
         "pod default/db is protected by several budgets (a, b): more than one"
@@ -254,8 +251,11 @@ fn several_budgets_are_all_named() {
 
 #[test]
 fn a_long_list_of_blockers_is_cut_with_a_count() {
-    let waiting = ["a", "b", "c", "d", "e", "f", "g"]
-        .map(|name| Waiting { pod: Some(pod(name).pod), reason: WaitReason::Terminating });
+    let waiting = ["a", "b", "c", "d", "e", "f", "g"].map(|name| Waiting {
+        pod: Some(pod(name).pod),
+        reason: WaitReason::Terminating,
+        remark: None,
+    });
     let text = Failure::Deadline { waiting: waiting.into() }.to_string();
     assert!(text.ends_with("pod default/e is terminating; and 2 more"), "{text}");
 }
@@ -298,7 +298,7 @@ fn carry_out(snapshot: &mut Snapshot, action: &Action, now: Timestamp, frees_up:
     let allowed = |name: &str| name != "db" || now >= frees_up;
     match action {
         Action::Cordon => snapshot.node = node(Some((OWNER, false)), true),
-        Action::Uncordon => panic!("nothing failed"),
+        Action::Uncordon | Action::Delete(_) => panic!("nothing failed"),
         Action::Rehearse(wanted) | Action::Evict(wanted) => {
             let is_rehearsal = matches!(action, Action::Rehearse(_));
             assert_eq!(snapshot.node.as_ref().unwrap().cordon.is_none(), is_rehearsal);
@@ -309,7 +309,7 @@ fn carry_out(snapshot: &mut Snapshot, action: &Action, now: Timestamp, frees_up:
                 (false, _) => refused(),
             };
             pod.terminating = answer == Answer::Accepted;
-            pod.last_try = Some(Try { at: now, answer });
+            pod.last_try = Some(Try::after(pod.last_try.as_ref(), now, answer));
         }
     }
 }

@@ -68,7 +68,8 @@ impl Drain<'_> {
             cordon: mark(&node),
             unready_since: unready_since(&node),
         };
-        Ok(Snapshot { node: Some(node), pods, empty_since: self.empty_since })
+        let empty_since = self.empty_since;
+        Ok(Snapshot { node: Some(node), pods, empty_since, ..Snapshot::default() })
     }
 
     async fn facts(&mut self, seen: PodSeen) -> Result<PodFacts> {
@@ -87,6 +88,7 @@ impl Drain<'_> {
             terminating: deletion_timestamp.is_some(),
             last_try: self.tries.get(&uid).cloned(),
             pod: PodRef { namespace, name, uid },
+            ..PodFacts::default()
         })
     }
 
