@@ -14,5 +14,6 @@ pub mod name;
 pub mod operation;
 mod quick;
 pub mod record;
+pub mod repair;
 pub mod selector;
 pub mod words;
