@@ -60,11 +60,15 @@ async fn nft(arguments: &[&str], script: &str) -> Result<String, NetworkError> {
         .kill_on_drop(true)
         .spawn()
         .map_err(NetworkError::NftMissing)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // nft may end without reading; what it says then counts.
-        let _ = stdin.write_all(script.as_bytes()).await;
-    }
-    let output = timeout(NFT_TIMEOUT, child.wait_with_output())
+    let stdin = child.stdin.take();
+    let talk = async {
+        if let Some(mut stdin) = stdin {
+            // nft may end without reading; what it says then counts.
+            let _ = stdin.write_all(script.as_bytes()).await;
+        }
+        child.wait_with_output().await
+    };
+    let output = timeout(NFT_TIMEOUT, talk)
         .await
         .map_err(|_| NetworkError::NftTimedOut(NFT_TIMEOUT))?
         .map_err(NetworkError::NftMissing)?;

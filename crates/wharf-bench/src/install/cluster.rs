@@ -24,17 +24,23 @@ impl Shape {
 pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
     let shape = Shape { controlplanes: 3, workers: 2 };
     let program = &args.output.wharf;
-    let (mut ours, mut peer, mut loads) = (Vec::new(), Vec::new(), Vec::new());
-    let mut phases = String::new();
+    let (mut ready, mut running, mut peer) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut loads, mut phases) = (Vec::new(), String::new());
     for round in 1..=args.rounds {
         loads.push(machines::load());
         eprintln!("install: ours, round {round} of {}", args.rounds);
-        let (seconds, round_phases) = wharf::install(program, shape)?;
-        ours.push(seconds);
-        phases = round_phases;
+        let ours = wharf::install(program, shape)?;
+        ready.push(ours.ready);
+        running.push(ours.running);
+        phases = ours.phases;
         eprintln!("install: kubeadm, round {round} of {}", args.rounds);
         peer.push(kubeadm::install(shape)?);
-        eprintln!("install: {:.1} s against {:.1} s", last(&ours), last(&peer));
+        eprintln!(
+            "install: {:.1} s, {:.1} s with all proved, against {:.1} s",
+            last(&ready),
+            last(&running),
+            last(&peer)
+        );
     }
     loads.push(machines::load());
     let detail = format!(
@@ -43,10 +49,14 @@ pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
         args.build(),
         loads.join(" ")
     );
-    let name =
-        format!("install, {}+{} machines to Ready with DNS", shape.controlplanes, shape.workers);
-    let row = Row::cost(&name, median(ours), "kubeadm", median(peer), "s");
+    let name = format!("install, {}+{} machines", shape.controlplanes, shape.workers);
+    let peer = median(peer);
+    let to_ready = format!("{name} to Ready with DNS");
+    let row = Row::cost(&to_ready, median(ready), "kubeadm", peer, "s");
     report.add(row.goal(GOAL).detail(detail));
+    // kubeadm proves nothing of this, so there is no goal; it is what a user waits for.
+    let to_running = format!("{name} to Running, the pod network proved on every node");
+    report.add(Row::cost(&to_running, median(running), "kubeadm to Ready with DNS", peer, "s"));
     Ok(())
 }
 

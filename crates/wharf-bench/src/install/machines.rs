@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use jiff::Timestamp;
 use serde_json::Value;
 use wharf_testbed::{Host, Options, TestBed, wait_for};
 
@@ -114,18 +115,31 @@ impl Kubectl {
 
     /// How many nodes the API says are Ready.
     pub fn ready_nodes(&self) -> Result<usize> {
+        Ok(self.ready_times()?.len())
+    }
+
+    /// When the last of so many nodes became Ready, all of which must be.
+    pub fn last_ready(&self, nodes: usize) -> Result<Timestamp> {
+        let times = self.ready_times()?;
+        ensure!(times.len() == nodes, "{} of {nodes} nodes are Ready", times.len());
+        times.into_iter().max().context("there are no nodes")
+    }
+
+    fn ready_times(&self) -> Result<Vec<Timestamp>> {
         let list = self.run(&["get", "nodes", "-o", "json"])?.context("the API gives no nodes")?;
         let list: Value = serde_json::from_str(&list)?;
-        let ready = |node: &&Value| {
-            let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
-            conditions.into_iter().flatten().any(|condition| {
-                let is = |key: &str, value: &str| condition.get(key).is_some_and(|v| v == value);
-                is("type", "Ready") && is("status", "True")
-            })
-        };
         let nodes = list.get("items").and_then(Value::as_array).context("no list of nodes")?;
-        Ok(nodes.iter().filter(ready).count())
+        Ok(nodes.iter().filter_map(ready_since).collect())
     }
+}
+
+fn ready_since(node: &Value) -> Option<Timestamp> {
+    let conditions = node.pointer("/status/conditions")?.as_array()?;
+    let is_ready = |condition: &&Value| {
+        let is = |key: &str, value: &str| condition.get(key).is_some_and(|v| v == value);
+        is("type", "Ready") && is("status", "True")
+    };
+    conditions.iter().find(is_ready)?.get("lastTransitionTime")?.as_str()?.parse().ok()
 }
 
 /// Waits until the cluster's DNS answers this host.

@@ -152,12 +152,13 @@ impl std::fmt::Debug for ClusterSecrets {
     }
 }
 
-const CLUSTER_CIDR: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 42, 0, 0), 16);
-const SERVICE_CIDR: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 43, 0, 0), 16);
+/// Where nothing else is asked for.
+pub(crate) const CLUSTER_CIDR: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 42, 0, 0), 16);
+pub(crate) const SERVICE_CIDR: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 43, 0, 0), 16);
 const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 43, 0, 10);
 const UPSTREAM_DNS: [Ipv4Addr; 2] =
     [Ipv4Addr::new(223, 5, 5, 5), Ipv4Addr::new(114, 114, 114, 114)];
-const SSH_PORT: u16 = 22;
+pub(crate) const SSH_PORT: u16 = 22;
 
 impl ClusterSpec {
     /// A cluster without nodes, with every default.

@@ -8,7 +8,7 @@ ask() {
     answers=$(timeout 1 dd bs=512 count=1 <&3 2>/dev/null | od -An -tu1 -j7 -N1 | tr -d ' ')
     [ "${answers:-0}" -gt 0 ]
 }
-for try in $(seq 600); do
+for try in $(seq 3000); do
     if ask "$1" 2>/dev/null; then exit 0; fi
     sleep 0.1
 done

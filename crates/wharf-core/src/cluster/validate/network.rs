@@ -9,12 +9,13 @@ use super::{
     words::{given, is_dns_name, is_one_word},
 };
 use crate::{
-    cluster::{ClusterSpec, NetworkPlugin, NetworkSpec, NodeRecord},
+    cluster::{
+        ClusterSpec, NetworkPlugin, NetworkSpec, NodeRecord,
+        spec::{CLUSTER_CIDR, SERVICE_CIDR},
+    },
     install::allocate::allocate_pod_cidrs,
 };
 
-const CLUSTER_CIDR: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 42, 0, 0), 16);
-const SERVICE_CIDR: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 43, 0, 0), 16);
 /// An API server refuses larger and smaller ranges for Services.
 const SERVICE_PREFIX_MIN: u8 = 12;
 const SERVICE_PREFIX_MAX: u8 = 29;

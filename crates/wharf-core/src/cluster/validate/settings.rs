@@ -10,13 +10,12 @@ use super::{
     words::{given, is_dns_name, is_host_key, is_one_word},
 };
 use crate::{
-    cluster::{ClusterSecrets, JumpSpec, RegistrySpec, SshSpec},
+    cluster::{ClusterSecrets, JumpSpec, RegistrySpec, SshSpec, spec::SSH_PORT},
     name::{NameFault, check_cluster_name},
 };
 
 /// As the original has it; longer user names exist nowhere.
 const SSH_USER_MAX: usize = 127;
-const SSH_PORT: u16 = 22;
 /// containerd reads a directory for each.
 const REGISTRIES_MAX: usize = 100;
 
