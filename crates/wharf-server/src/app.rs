@@ -15,6 +15,7 @@ use crate::{
     access::{Caller, LoginLimits, Passwords, audit, new_id},
     clusters::View,
     config::Config,
+    disruptions::Disruptions,
     engine::Owned,
     error::ApiResult,
     events::Hub,
@@ -36,6 +37,8 @@ pub struct AppState {
     pub login_limits: LoginLimits,
     /// The clusters that this server works on.
     pub owned: watch::Receiver<Owned>,
+    /// What is out of service in them.
+    pub disruptions: Disruptions,
     /// Set when the server begins to stop: `/readyz` says no, event streams end.
     pub stopping: CancellationToken,
     /// Open event streams by user.

@@ -15,6 +15,7 @@ pub mod app;
 pub mod clusters;
 pub mod config;
 pub mod console;
+pub mod disruptions;
 pub mod engine;
 pub mod error;
 pub mod events;
@@ -160,6 +161,7 @@ async fn start_on(
         passwords,
         login_limits: LoginLimits::new(),
         owned,
+        disruptions: disruptions::Disruptions::default(),
         stopping: CancellationToken::new(),
         streams: Mutex::default(),
         is_member: is_member.clone(),

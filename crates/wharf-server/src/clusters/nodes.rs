@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use wharf_core::cluster::{
-    ClusterRecord, NodeRecord, NodeSpec,
+    ClusterRecord, NodeRecord, NodeRole, NodeSpec,
     health::{HealthRecord, NodeHealth},
 };
 use wharf_store::Stored;
@@ -21,6 +21,35 @@ pub struct Node {
     pub spec: Option<NodeSpec>,
     pub record: Option<NodeRecord>,
     pub health: Option<NodeHealth>,
+}
+
+impl Node {
+    /// The address of its machine, by which all that takes machines out of service knows it; of a
+    /// node that has none, its name.
+    pub fn machine(&self) -> String {
+        let address = match self.spec() {
+            Some(spec) => Some(spec.address),
+            None => self.health.as_ref().and_then(|health| health.address),
+        };
+        address.map_or_else(|| self.name.clone(), |address| address.to_string())
+    }
+
+    /// Whether it is a controlplane or an etcd machine, of which one at a time may be out of
+    /// service: by the wish, or by the labels of its Node where there is no wish.
+    pub fn is_critical(&self) -> bool {
+        match (self.spec(), &self.health) {
+            (Some(spec), _) => spec.is(NodeRole::Controlplane) || spec.is(NodeRole::Etcd),
+            (None, Some(health)) => {
+                health.roles().iter().any(|role| role == "controlplane" || role == "etcd")
+            }
+            (None, None) => false,
+        }
+    }
+
+    /// What was asked for, also of a node that is about to leave.
+    pub fn spec(&self) -> Option<&NodeSpec> {
+        self.spec.as_ref().or(self.record.as_ref().map(|record| &record.spec))
+    }
 }
 
 /// All nodes by name: those of the wish, and those that the cluster itself has.

@@ -25,6 +25,7 @@ use wharf_store::{Revision, Store, StoreError, Stored, Txn, typed::key_of};
 use super::{Fenced, FencedError, Journal};
 use crate::{
     app::App,
+    disruptions::Part,
     installer::{self, Done, Failure, Job, Outcome},
     probe,
 };
@@ -43,12 +44,16 @@ pub async fn run(app: App, stop: CancellationToken) {
             let stays = wish.get(cluster) == Some(epoch);
             if !stays {
                 token.cancel();
+                app.disruptions.disown(cluster, *epoch);
             }
             stays
         });
         for (cluster, epoch) in wish {
             keepers.entry(cluster.clone()).or_insert_with(|| {
                 let token = stop.child_token();
+                app.disruptions.own(&cluster, epoch);
+                app.disruptions.loaded(&cluster, epoch, Part::Drains);
+                app.disruptions.loaded(&cluster, epoch, Part::Repairs);
                 let (app, stop) = (app.clone(), token.clone());
                 tasks.spawn(async move {
                     let begin = || keep(app.clone(), cluster.clone(), epoch, stop.clone());

@@ -16,7 +16,7 @@ use crate::clusters::nodes::Node;
 
 pub fn node(prefix: &str, cluster: &Stored<ClusterRecord>, node: &Node) -> wire::Node {
     let collection = format!("{prefix}/clusters/{}/nodes", cluster.id);
-    let spec = node.spec.as_ref().or(node.record.as_ref().map(|record| &record.spec));
+    let spec = node.spec();
     let health = node.health.clone().unwrap_or_default();
     let (status, reason) = status(node.health.as_ref());
     let address = spec.map(|spec| spec.address).or(health.address);
