@@ -1,6 +1,6 @@
 //! A cluster, reached through any of its API servers.
 
-use std::{future::Future, time::Duration};
+use std::{collections::BTreeMap, future::Future, time::Duration};
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use http::{Request, Uri};
@@ -119,7 +119,7 @@ impl Cluster {
         self.wait_until("all API servers being ready", within, || async {
             let servers = self.transport.servers();
             let answers = join_all(servers.order().into_iter().map(|server| async move {
-                let error = self.ready(server).await.err()?;
+                let error = self.is_good(server, "/readyz").await.err()?;
                 let server = servers.get(server).map(ToString::to_string).unwrap_or_default();
                 Some(format!("{}: {error}", server.trim_end_matches('/')))
             }));
@@ -129,11 +129,31 @@ impl Cluster {
         .await
     }
 
-    async fn ready(&self, server: usize) -> Result<()> {
-        let mut request = get("/readyz");
+    /// Whether each API server finds its etcd in order, by the address (without port) at which it
+    /// is asked. One that does not answer soon counts as one that does not.
+    pub async fn etcd_health(&self) -> BTreeMap<String, bool> {
+        let servers = self.transport.servers();
+        let asked = servers.order().into_iter().map(|server| async move {
+            let good = self.is_good(server, "/readyz/etcd").await.is_ok();
+            let host = servers.get(server).and_then(Uri::host).unwrap_or_default();
+            (host.trim_matches(['[', ']']).to_owned(), good)
+        });
+        let mut health = BTreeMap::new();
+        for (host, good) in join_all(asked).await {
+            *health.entry(host).or_insert(true) &= good;
+        }
+        health
+    }
+
+    async fn is_good(&self, server: usize, path: &str) -> Result<()> {
+        let mut request = get(path);
         request.extensions_mut().insert(Only(server));
         let patient = self.with_timeout(READY);
         patient.call("ask whether it is ready", self.client.request_text(request)).await.map(drop)
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     async fn version_of(&self, server: usize) -> Result<Probe> {
@@ -182,13 +202,14 @@ impl Cluster {
         Ok(items)
     }
 
-    /// Takes each item of a list, page by page.
+    /// Takes each item of a list, page by page. Gives the version of the list, from which it can be
+    /// watched.
     pub(crate) async fn list_each<T: DeserializeOwned>(
         &self,
         path: &str,
         selection: ListParams,
         mut take: impl FnMut(T),
-    ) -> Result<()> {
+    ) -> Result<String> {
         let mut params = selection.limit(PAGE);
         let what = || format!("list {path}");
         for _ in 0..MOST_PAGES {
@@ -199,7 +220,7 @@ impl Cluster {
             page.items.unwrap_or_default().into_iter().for_each(&mut take);
             match page.metadata.continue_ {
                 Some(token) if !token.is_empty() => params.continue_token = Some(token),
-                Some(_) | None => return Ok(()),
+                Some(_) | None => return Ok(page.metadata.resource_version),
             }
         }
         let most = format!("it has more than {} items", MOST_PAGES * PAGE);
@@ -267,9 +288,12 @@ struct Page<T> {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct PageMeta {
     #[serde(rename = "continue")]
     continue_: Option<String>,
+    #[serde(default)]
+    resource_version: String,
 }
 
 /// The client library builds requests of this kind only.

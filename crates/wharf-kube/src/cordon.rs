@@ -77,19 +77,86 @@ impl Cluster {
             let Some(mark) = mark(&node).filter(|mark| mark.owner == owner) else {
                 return Ok(Uncordoned::NotOurs);
             };
-            let mut patch = json!({
-                "metadata": { "annotations": { CORDON_OWNER: null, CORDON_BEFORE: null } },
-            });
-            if !mark.before
-                && let Some(patch) = patch.as_object_mut()
-            {
-                patch.insert("spec".to_owned(), json!({ "unschedulable": Value::Null }));
+            let mut patch = without_mark();
+            if !mark.before {
+                merge(&mut patch, "spec", json!({ "unschedulable": Value::Null }));
             }
             self.patch_node(name, &node, patch).await?;
             let stays = mark.before && is_unschedulable(&node);
             Ok(if stays { Uncordoned::StillCordoned } else { Uncordoned::Schedulable })
         })
         .await
+    }
+
+    /// Cordons in the name of a person: without a mark. Where one of us has cordoned, that is noted
+    /// as the state before, so that the node stays cordoned when we take ours back.
+    ///
+    /// # Errors
+    /// There is no such Node, or the API server does not answer or refuses.
+    pub async fn cordon_by_person(&self, name: &str) -> Result<()> {
+        self.persist(PERSIST, || async {
+            let node = self.node(name).await?;
+            let mut patch = json!({ "metadata": {}, "spec": { "unschedulable": true } });
+            match mark(&node) {
+                Some(mark) if !mark.before => {
+                    patch = json!({
+                        "metadata": { "annotations": { CORDON_BEFORE: "true" } },
+                        "spec": { "unschedulable": true },
+                    });
+                }
+                Some(_) | None if is_unschedulable(&node) => return Ok(()),
+                Some(_) | None => {}
+            }
+            self.patch_node(name, &node, patch).await
+        })
+        .await
+    }
+
+    /// Makes a node schedulable in the name of a person, whoever cordoned it. A drain of ours that
+    /// is under way there takes this as an order to stop.
+    ///
+    /// # Errors
+    /// There is no such Node, or the API server does not answer or refuses.
+    pub async fn uncordon_by_person(&self, name: &str) -> Result<()> {
+        self.persist(PERSIST, || async {
+            let node = self.node(name).await?;
+            if mark(&node).is_none() && !is_unschedulable(&node) {
+                return Ok(());
+            }
+            let mut patch = without_mark();
+            merge(&mut patch, "spec", json!({ "unschedulable": Value::Null }));
+            self.patch_node(name, &node, patch).await
+        })
+        .await
+    }
+
+    /// Gives an owner's cordon to the person who asked for it: the mark goes, the node stays
+    /// unschedulable.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses. A Node that is gone is no error.
+    pub async fn keep_cordon(&self, name: &str, owner: &str) -> Result<()> {
+        self.persist(PERSIST, || async {
+            let node = match self.node(name).await {
+                Err(error) if error.is_not_found() => return Ok(()),
+                node => node?,
+            };
+            if mark(&node).is_none_or(|mark| mark.owner != owner) {
+                return Ok(());
+            }
+            self.patch_node(name, &node, without_mark()).await
+        })
+        .await
+    }
+}
+
+fn without_mark() -> Value {
+    json!({ "metadata": { "annotations": { CORDON_OWNER: null, CORDON_BEFORE: null } } })
+}
+
+fn merge(patch: &mut Value, key: &str, value: Value) {
+    if let Some(patch) = patch.as_object_mut() {
+        patch.insert(key.to_owned(), value);
     }
 }
 

@@ -16,7 +16,8 @@ use std::{collections::HashMap, time::Duration};
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use wharf_core::drain::{
-    Action, Answer, Decision, Failure, PodRef, Policy, Report, Stage, Try, Verdict, decide_drain,
+    Action, Answer, Decision, Failure, Plan, PodRef, Policy, Report, Stage, Try, Verdict,
+    decide_drain, plan_drain,
 };
 
 use crate::{cluster::Cluster, error::KubeError, evict::Eviction};
@@ -60,15 +61,7 @@ pub async fn run(
     policy: &Policy,
     report: impl FnMut(&Report) + Send,
 ) -> Result<Drained, DrainError> {
-    let mut drain = Drain {
-        cluster,
-        node,
-        policy,
-        tries: HashMap::new(),
-        sets: HashMap::new(),
-        empty_since: None,
-        evicted: 0,
-    };
+    let mut drain = Drain::new(cluster, node, policy);
     let end = drain.run(report).await;
     let node = node.to_owned();
     match end {
@@ -78,6 +71,16 @@ pub async fn run(
             Err(DrainError::Kube { source, uncordon: drain.uncordon().await.err(), node })
         }
     }
+}
+
+/// What a drain would do, without doing it.
+///
+/// # Errors
+/// The API server does not answer or refuses.
+pub async fn plan(cluster: &Cluster, node: &str, policy: &Policy) -> Result<Plan, KubeError> {
+    let mut drain = Drain::new(cluster, node, policy);
+    let snapshot = drain.observe().await?;
+    Ok(plan_drain(&snapshot, Timestamp::now(), policy))
 }
 
 /// What a drain remembers between two looks. All of it can be lost without harm.
@@ -93,7 +96,19 @@ struct Drain<'a> {
     evicted: usize,
 }
 
-impl Drain<'_> {
+impl<'a> Drain<'a> {
+    fn new(cluster: &'a Cluster, node: &'a str, policy: &'a Policy) -> Self {
+        Self {
+            cluster,
+            node,
+            policy,
+            tries: HashMap::new(),
+            sets: HashMap::new(),
+            empty_since: None,
+            evicted: 0,
+        }
+    }
+
     /// The failure that the decision came to, with what went wrong in undoing; `None` is success.
     async fn run(
         &mut self,

@@ -15,13 +15,17 @@ mod cluster;
 mod cordon;
 pub mod drain;
 mod error;
+mod event;
 mod evict;
+mod fence;
 mod kubeconfig;
+pub mod machines;
 mod node;
 mod observe;
 mod quantity;
 mod storage;
 mod transport;
+mod watch;
 mod workload;
 
 pub use apply::Applied;

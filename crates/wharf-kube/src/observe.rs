@@ -57,7 +57,7 @@ pub struct Usage {
 }
 
 /// Labels by which a controlplane node is known, whoever installed it.
-const CONTROLPLANE: [&str; 3] = [
+pub(crate) const CONTROLPLANE: [&str; 3] = [
     "node-role.kubernetes.io/control-plane",
     "node-role.kubernetes.io/controlplane",
     "node-role.kubernetes.io/master",

@@ -6,6 +6,7 @@
 mod access;
 mod apply;
 mod drain;
+mod machines;
 mod nodes;
 mod passage;
 mod pods;

@@ -1,0 +1,59 @@
+//! Events, so that `kubectl describe node` tells what Wharf does there.
+
+use http::Request;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::{cluster::Cluster, error::Result};
+
+/// What Kubernetes takes of a note, in bytes.
+const LONGEST_NOTE: usize = 1024;
+const REPORTER: &str = "wharf";
+/// Nodes are in no namespace; their events are in this one.
+const PATH: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+
+impl Cluster {
+    /// Leaves an event on a Node. `reason` is one word in capitals and small letters.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses; nothing depends on an event.
+    pub async fn emit(&self, node: &str, warning: bool, reason: &str, message: &str) -> Result<()> {
+        let event = json!({
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": { "generateName": format!("{node}-"), "namespace": "default" },
+            "type": if warning { "Warning" } else { "Normal" },
+            "reason": reason,
+            "action": reason,
+            "note": beginning(message, LONGEST_NOTE),
+            "eventTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string(),
+            "reportingController": REPORTER,
+            "reportingInstance": REPORTER,
+            // Kubelets give the name in the place of the UID, too.
+            "regarding": { "apiVersion": "v1", "kind": "Node", "name": node, "uid": node },
+        });
+        let request = Request::post(PATH)
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(event.to_string().into_bytes())
+            .map_err(kube::Error::HttpError);
+        let write = async { self.client.request::<Value>(request?).await };
+        self.call(format!("leave an event on node {node}"), write).await.map(drop)
+    }
+}
+
+/// As much of a text as fits, in whole characters.
+fn beginning(text: &str, most: usize) -> &str {
+    text.get(..text.floor_char_boundary(most)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!(beginning("abc", 5), "abc");
+        assert_eq!(beginning("aäb", 2), "a");
+        assert_eq!(beginning("aäb", 3), "aä");
+    }
+}
