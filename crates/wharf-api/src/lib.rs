@@ -13,6 +13,7 @@ pub mod event;
 pub mod kubeconfig;
 pub mod node;
 pub mod operation;
+pub mod repair;
 pub mod resource;
 pub mod secret;
 pub mod server;

@@ -20,6 +20,7 @@ use crate::{
     error::ApiResult,
     events::Hub,
     metrics::Metrics,
+    repair::Board,
 };
 
 pub type App = Arc<AppState>;
@@ -31,6 +32,8 @@ pub struct AppState {
     pub sealer: Sealer,
     pub hub: Hub,
     pub metrics: Metrics,
+    /// What the engines of repair queues say.
+    pub repairs: Board,
     /// All clusters, as lists show them.
     pub clusters: View,
     pub passwords: Passwords,

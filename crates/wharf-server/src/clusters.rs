@@ -38,6 +38,7 @@ use wharf_store::{Decoded, Revision, StoreResult, Stored, Txn, Unreadable, typed
 
 pub use cancel::cancel;
 pub use change::update;
+pub(crate) use check::invalid;
 pub use check::{check_create, check_update, kubernetes_versions};
 pub use create::create;
 pub use delete::{delete, forget};
@@ -71,6 +72,16 @@ pub async fn get(app: &AppState, caller: &Caller, name: &str) -> ApiResult<Shown
     Ok(Shown::new(find(app, name).await?, health(app, name).await))
 }
 
+/// A cluster in any state whose record can be read.
+pub async fn get_known(
+    app: &AppState,
+    caller: &Caller,
+    name: &str,
+) -> ApiResult<Stored<ClusterRecord>> {
+    let shown = get(app, caller, name).await?;
+    shown.record.map_err(|unreadable| unreadable_error(&unreadable))
+}
+
 /// What was last seen of a cluster; that it cannot be read is no reason not to show the cluster.
 pub async fn health(app: &AppState, name: &str) -> Option<HealthSummary> {
     let health = app.store.read::<HealthSummary>(name).await.unwrap_or_default();
@@ -84,16 +95,14 @@ pub async fn get_served(
     caller: &Caller,
     name: &str,
 ) -> ApiResult<Stored<ClusterRecord>> {
-    match get(app, caller, name).await?.record {
-        Ok(stored) if stored.value.state.is_served() => Ok(stored),
-        Ok(stored) => {
-            let state = stored.value.state.name();
-            let message = format!("cluster {name} serves nothing on {state} status");
-            Err(ApiError::new(ErrorCode::NotFound, message)
-                .hint("wait until it is Running, or look at its operations"))
-        }
-        Err(unreadable) => Err(unreadable_error(&unreadable)),
+    let stored = get_known(app, caller, name).await?;
+    if stored.value.state.is_served() {
+        return Ok(stored);
     }
+    let state = stored.value.state.name();
+    let message = format!("cluster {name} serves nothing on {state} status");
+    Err(ApiError::new(ErrorCode::NotFound, message)
+        .hint("wait until it is Running, or look at its operations"))
 }
 
 /// A cluster's record; names that cannot be are not there either.
@@ -154,7 +163,7 @@ fn begin(
 }
 
 /// Commits a change of a cluster with the audit record of it.
-async fn commit(
+pub(crate) async fn commit(
     app: &AppState,
     caller: &Caller,
     action: &str,

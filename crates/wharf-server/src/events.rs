@@ -307,7 +307,13 @@ fn event_of(change: &Change, time: Timestamp) -> Option<Published> {
         return None;
     }
     let revision = change.revision();
-    let own_cluster = (kind == "cluster").then(|| id.to_owned());
+    let own_cluster = match kind {
+        "cluster" => Some(id),
+        // Below the name of its cluster.
+        "repair" => id.split_once('/').map(|(cluster, _)| cluster),
+        _ => None,
+    };
+    let own_cluster = own_cluster.map(str::to_owned);
     let (type_, cluster) = match change {
         Change::Deleted { .. } => (default_type(kind, "deleted"), own_cluster),
         Change::Put(entry) => {

@@ -16,6 +16,7 @@ pub mod listener;
 pub mod members;
 pub mod nodes;
 pub mod operations;
+pub mod repairs;
 pub mod routes;
 pub mod session;
 pub mod tls;

@@ -24,6 +24,7 @@ pub mod installer;
 mod janitor;
 mod metrics;
 mod probe;
+pub mod repair;
 pub mod vault;
 
 use std::{
@@ -149,13 +150,15 @@ async fn start_on(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started_at: now,
     };
-    let metrics = Metrics::default();
+    let repairs = repair::Board::default();
+    let metrics = Metrics::new(&repairs);
     metrics.start_time.set(now.as_millisecond() as f64 / 1000.0);
     let app: App = Arc::new(AppState {
         hub: Hub::new(store.clone(), store.revision().await?),
         me: me.id.clone(),
         store,
         sealer,
+        repairs,
         metrics,
         clusters: clusters::View::default(),
         passwords,

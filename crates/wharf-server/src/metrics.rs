@@ -8,6 +8,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::repair::Board;
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
     pub method: &'static str,
@@ -35,9 +37,11 @@ pub struct Metrics {
     pub start_time: Gauge<f64, AtomicU64>,
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
+impl Metrics {
+    /// `repairs` is asked at each scrape: there may be thousands of machines in it, which come and go.
+    pub fn new(repairs: &Board) -> Self {
         let mut registry = Registry::with_prefix("wharf");
+        registry.register_collector(Box::new(repairs.clone()));
         let metrics = Self {
             requests: Family::default(),
             // From a read out of memory to the limit of a request.
@@ -94,9 +98,7 @@ impl Default for Metrics {
         );
         Self { registry, ..metrics }
     }
-}
 
-impl Metrics {
     pub fn render(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

@@ -60,6 +60,7 @@ pub enum Command {
     Audit(commands::audit::AuditArgs),
     Events(commands::events::EventsArgs),
     Cluster(commands::cluster::ClusterArgs),
+    RepairQueue(commands::repair::RepairArgs),
     Members(commands::members::MembersArgs),
     /// Make and check bundles: the files that an install puts on hosts
     Bundle {

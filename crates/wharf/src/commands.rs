@@ -20,6 +20,8 @@ pub mod context;
 pub mod events;
 pub mod login;
 pub mod members;
+
+pub mod repair;
 pub mod server;
 pub mod store;
 pub mod token;
@@ -46,6 +48,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Audit(args) => block_on(audit::run(&args, &client()?, format)),
         Command::Events(args) => block_on(events::run(&args, &client()?, format)),
         Command::Cluster(args) => block_on(cluster::run(&args, &client()?, format)),
+        Command::RepairQueue(args) => block_on(repair::run(&args, &client()?, format)),
         Command::Members(_) => block_on(members::run(&client()?, format)),
         Command::Version(args) => block_on(version::run(&args, &wish, format)),
     }?;

@@ -60,6 +60,10 @@ pub struct RepairConfig {
     pub windows: Vec<Window>,
 }
 
+impl crate::record::Kind for RepairConfig {
+    const KIND: &'static str = "repair";
+}
+
 /// What is done to machines of some types.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Procedure {

@@ -18,6 +18,9 @@ use crate::cluster::validate::{Fault, FaultCode};
 pub const MAX_ENTRIES: usize = 20_000;
 /// Of the past of a machine; no flap guard looks further.
 const MAX_PAST: usize = 100;
+/// Of the past of all machines: it lies in the head, which must stay far below what a transaction
+/// can hold.
+const MAX_PAST_OF_ALL: usize = 8000;
 /// One word; hardware makers use about 20 characters.
 const MAX_SERIAL: usize = 256;
 
@@ -34,18 +37,21 @@ pub struct QueueHead {
     pub enabled: bool,
     /// Never given twice.
     pub next_index: u64,
+    /// How many entries there are, so that adding one need not read them all.
+    #[serde(default)]
+    pub count: usize,
     /// When repairs of a machine began whose entries are gone, by address.
     #[serde(default)]
     pub past: BTreeMap<String, Vec<Timestamp>>,
 }
 
 impl crate::record::Kind for QueueHead {
-    const KIND: &'static str = "repairqueue";
+    const KIND: &'static str = "repair";
 }
 
 impl Default for QueueHead {
     fn default() -> Self {
-        Self { enabled: true, next_index: 0, past: BTreeMap::new() }
+        Self { enabled: true, next_index: 0, count: 0, past: BTreeMap::new() }
     }
 }
 
@@ -70,11 +76,73 @@ pub enum AddError {
 #[error("there is no entry {0:?} in the repair queue")]
 pub struct NoSuchEntry(pub String);
 
-impl Queue {
-    /// Appends an entry. One for a machine that has an unfinished entry is taken too; it waits for
+impl QueueHead {
+    /// Makes an entry. One for a machine that has an unfinished entry is made too; it waits for
     /// the other. `nodename` is that of the machine, empty if it is no node.
     ///
-    /// Returns the new entry; store it and the head in one transaction.
+    /// Store the entry and the head in one transaction.
+    pub fn add(
+        &mut self,
+        config: &RepairConfig,
+        request: &Request,
+        nodename: &str,
+        now: Timestamp,
+    ) -> Result<Entry, AddError> {
+        let address = check(config, request).map_err(AddError::Invalid)?;
+        if self.count >= MAX_ENTRIES {
+            return Err(AddError::Full);
+        }
+        let Request { operation, machine_type, serial, .. } = request;
+        let mut entry = Entry::new(self.next_index, &address, machine_type, operation, now);
+        entry.serial.clone_from(serial);
+        nodename.clone_into(&mut entry.nodename);
+        entry.move_to(Phase::Queued, "added", now);
+        self.next_index += 1;
+        self.count += 1;
+        Ok(entry)
+    }
+
+    /// Takes note that an entry leaves the queue, and remembers that its machine was repaired.
+    pub fn remove(&mut self, entry: &Entry) {
+        self.count = self.count.saturating_sub(1);
+        let Some(started) = entry.started.filter(|_| entry.commands_begun > 0) else { return };
+        let past = self.past.entry(entry.address.clone()).or_default();
+        past.push(started);
+        let surplus = past.len().saturating_sub(MAX_PAST);
+        past.drain(..surplus);
+        if self.past.values().map(Vec::len).sum::<usize>() > MAX_PAST_OF_ALL {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        let firsts =
+            self.past.iter().filter_map(|(address, times)| Some((*times.first()?, address)));
+        let Some((_, oldest)) = firsts.min() else { return };
+        let oldest = oldest.clone();
+        let Some(times) = self.past.get_mut(&oldest) else { return };
+        times.remove(0);
+        if times.is_empty() {
+            self.past.remove(&oldest);
+        }
+    }
+
+    /// Forgets repairs that the flap guard does not look at any more; whether anything changed.
+    pub fn forget(&mut self, guard: Option<FlapGuard>, now: Timestamp) -> bool {
+        let before = self.past.len();
+        match guard {
+            None => self.past.clear(),
+            Some(guard) => self.past.retain(|_, times| {
+                times.retain(|time| is_within(*time, guard.window_seconds, now));
+                !times.is_empty()
+            }),
+        }
+        before != self.past.len()
+    }
+}
+
+impl Queue {
+    /// Appends an entry, see [`QueueHead::add`].
     pub fn add(
         &mut self,
         config: &RepairConfig,
@@ -82,18 +150,8 @@ impl Queue {
         nodename: &str,
         now: Timestamp,
     ) -> Result<&Entry, AddError> {
-        let address = check(config, request).map_err(AddError::Invalid)?;
-        if self.entries.len() >= MAX_ENTRIES {
-            return Err(AddError::Full);
-        }
-        let index = self.head.next_index;
-        let Request { operation, machine_type, serial, .. } = request;
-        let mut entry = Entry::new(index, &address, machine_type, operation, now);
-        entry.serial.clone_from(serial);
-        nodename.clone_into(&mut entry.nodename);
-        entry.move_to(Phase::Queued, "added", now);
-        self.head.next_index += 1;
-        Ok(self.entries.entry(index).or_insert(entry))
+        let entry = self.head.add(config, request, nodename, now)?;
+        Ok(self.entries.entry(entry.index).or_insert(entry))
     }
 
     /// Marks an entry for removal. A second time changes nothing.
@@ -138,29 +196,11 @@ impl Queue {
         changed.collect()
     }
 
-    /// Takes an entry out, and remembers that its machine was repaired.
+    /// Takes an entry out, see [`QueueHead::remove`].
     pub fn remove(&mut self, index: u64) -> Option<Entry> {
         let entry = self.entries.remove(&index)?;
-        if let Some(started) = entry.started.filter(|_| entry.commands_begun > 0) {
-            let past = self.head.past.entry(entry.address.clone()).or_default();
-            past.push(started);
-            let surplus = past.len().saturating_sub(MAX_PAST);
-            past.drain(..surplus);
-        }
+        self.head.remove(&entry);
         Some(entry)
-    }
-
-    /// Forgets repairs that the flap guard does not look at any more; whether anything changed.
-    pub fn forget(&mut self, guard: Option<FlapGuard>, now: Timestamp) -> bool {
-        let before = self.head.past.len();
-        match guard {
-            None => self.head.past.clear(),
-            Some(guard) => self.head.past.retain(|_, times| {
-                times.retain(|time| is_within(*time, guard.window_seconds, now));
-                !times.is_empty()
-            }),
-        }
-        before != self.head.past.len()
     }
 
     /// How many entries have each status.

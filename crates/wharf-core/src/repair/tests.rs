@@ -55,7 +55,8 @@ fn base() -> Value {
 fn queue_of(entries: Vec<Entry>) -> Queue {
     let next_index = entries.len() as u64;
     let entries: BTreeMap<u64, Entry> = entries.into_iter().map(|one| (one.index, one)).collect();
-    Queue { head: QueueHead { next_index, ..QueueHead::default() }, entries }
+    let count = entries.len();
+    Queue { head: QueueHead { next_index, count, ..QueueHead::default() }, entries }
 }
 
 fn entry(index: u64, machine_type: &str, phase: Phase) -> Entry {

@@ -144,7 +144,7 @@ pub fn kubernetes_versions(config: &Config) -> Vec<String> {
     crate::installer::bundles::available(config)
 }
 
-pub(super) fn invalid(faults: Vec<Fault>) -> ApiError {
+pub(crate) fn invalid(faults: Vec<Fault>) -> ApiError {
     ApiError::invalid(faults.into_iter().map(field_fault).collect())
 }
 

@@ -16,7 +16,7 @@ use crate::{
     access::Caller,
     app::AppState,
     error::{ApiError, ApiResult},
-    vault,
+    repair, vault,
 };
 
 /// The name under which the beginning of a deletion is published, once for each cluster that ever
@@ -43,7 +43,9 @@ pub async fn delete(
             }
             Err(unreadable) => {
                 check_revision(name, unreadable.revision, if_match)?;
-                forget_unreadable(&unreadable, mode)?
+                let txn = forget_unreadable(&unreadable, mode)?;
+                repair::empty(&app.store, name).await?;
+                txn
             }
         };
         if commit(app, caller, "cluster.delete", name, txn, now).await?.is_some() {
@@ -103,7 +105,8 @@ fn forget_unreadable(unreadable: &Unreadable, mode: DeleteMode) -> ApiResult<Txn
     Ok(forget_all(Txn::new().when(condition), &unreadable.id))
 }
 
-/// Adds to a transaction the end of all that is kept of a cluster but its operations.
+/// Adds to a transaction the end of all that is kept of a cluster but its operations. The entries
+/// of its repair queue may be too many for one transaction: [`repair::empty`] goes before.
 pub fn forget(txn: Txn, cluster: &Stored<ClusterRecord>) -> Txn {
     forget_all(txn, &cluster.id)
 }
@@ -113,5 +116,5 @@ fn forget_all(txn: Txn, cluster: &str) -> Txn {
         .delete(key_of::<ClusterRecord>(cluster))
         .delete(key_of::<HealthSummary>(cluster))
         .delete(key_of::<HealthRecord>(cluster));
-    vault::remove(txn, cluster)
+    vault::remove(repair::forget(txn, cluster), cluster)
 }

@@ -27,7 +27,7 @@ use crate::{
     app::App,
     disruptions::Part,
     installer::{self, Done, Failure, Job, Outcome},
-    probe,
+    probe, repair,
 };
 
 /// How long to wait before trying again after the store failed.
@@ -247,6 +247,9 @@ impl Keeper {
     /// Writes how the operation ended and where the cluster is now, in one transaction.
     async fn settle(&self, journal: &Journal, ended: Ended) -> Result<(), FencedError> {
         let kind = journal.snapshot().kind;
+        if kind == OperationKind::Delete {
+            repair::empty_fenced(&self.app.store, &self.cluster, &self.fenced).await?;
+        }
         let event = ended.event(kind);
         journal.change(|record, now| ended.record_in(record, now));
         let operation = journal.snapshot();

@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod node;
 pub mod operation;
+pub mod repair;
 
 use std::collections::BTreeSet;
 

@@ -36,12 +36,15 @@ impl<S: Send + Sync> FromRequest<S> for Raw {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         check_media_type(request.headers())?;
-        let bytes = Bytes::from_request(request, state).await;
-        bytes.map(Raw).map_err(|rejection| match rejection {
-            BytesRejection::FailedToBufferBody(inner) if inner.status() == 413 => too_large(),
-            _ => ApiError::new(ErrorCode::MalformedBody, "the body broke off"),
-        })
+        bytes_of(request, state).await.map(Raw)
     }
+}
+
+async fn bytes_of<S: Send + Sync>(request: Request, state: &S) -> ApiResult<Bytes> {
+    Bytes::from_request(request, state).await.map_err(|rejection| match rejection {
+        BytesRejection::FailedToBufferBody(inner) if inner.status() == 413 => too_large(),
+        _ => ApiError::new(ErrorCode::MalformedBody, "the body broke off"),
+    })
 }
 
 pub fn too_large() -> ApiError {
@@ -49,12 +52,43 @@ pub fn too_large() -> ApiError {
         .hint("the server's limits.body_bytes says how much it takes")
 }
 
+/// A document that people write by hand: JSON, or YAML by its media type.
+pub struct Document(pub serde_json::Value);
+
+impl<S: Send + Sync> FromRequest<S> for Document {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let is_yaml = matches!(
+            media_type(request.headers()),
+            Some("application/yaml" | "application/x-yaml" | "text/yaml")
+        );
+        if !is_yaml {
+            return Body::from_request(request, state).await.map(|Body(value)| Document(value));
+        }
+        let bytes = bytes_of(request, state).await?;
+        parse_yaml(&bytes).map(Document)
+    }
+}
+
+/// The place of a fault alone is told: the text around it may be a secret.
+fn parse_yaml(bytes: &[u8]) -> ApiResult<serde_json::Value> {
+    let malformed = |place: String| {
+        ApiError::new(ErrorCode::MalformedBody, format!("the body is not YAML{place}"))
+    };
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| malformed(format!(": no UTF-8 at byte {}", error.valid_up_to())))?;
+    serde_saphyr::from_str(text).map_err(|error| {
+        let place = error.location();
+        let place = place.map(|at| format!(" (line {}, column {})", at.line(), at.column()));
+        malformed(place.unwrap_or_default())
+    })
+}
+
 /// A body in another language than JSON is refused, so that a web page of somebody else's cannot
 /// post a form to the server in a user's name.
 fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
-    let given = headers.get(header::CONTENT_TYPE).map(|v| v.to_str().unwrap_or_default());
-    let essence = given.map(|v| v.split(';').next().unwrap_or_default().trim());
-    match essence {
+    match media_type(headers) {
         None | Some("application/json") => Ok(()),
         Some(other) => Err(ApiError::new(
             ErrorCode::UnsupportedMediaType,
@@ -62,6 +96,11 @@ fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
         )
         .hint("send the header `Content-Type: application/json`")),
     }
+}
+
+fn media_type(headers: &HeaderMap) -> Option<&str> {
+    let given = headers.get(header::CONTENT_TYPE).map(|v| v.to_str().unwrap_or_default());
+    given.map(|v| v.split(';').next().unwrap_or_default().trim())
 }
 
 /// Reads JSON; all unknown fields are reported at once with their paths.

@@ -27,7 +27,7 @@ use super::{
     extract::Prefix,
     health, kubeconfigs,
     layers::{self, Peer, RequestId},
-    members, nodes, operations, tokens, users, zkelog,
+    members, nodes, operations, repairs, tokens, users, zkelog,
 };
 use crate::{
     access::{Caller, CallerKind, token, unauthorized},
@@ -61,6 +61,11 @@ fn api(app: &App) -> Table {
         .add(Need::Admin, routes!(kubeconfigs::get))
         .add(Need::Viewer, routes!(nodes::list))
         .add(Need::Viewer, routes!(nodes::get))
+        .add(Need::Viewer, routes!(repairs::list))
+        .add(Need::Admin, routes!(repairs::act))
+        .add(Need::Admin, routes!(repairs::delete))
+        .add(Need::Viewer, routes!(repairs::get_config))
+        .add(Need::Admin, routes!(repairs::put_config))
         .add(Need::Viewer, routes!(operations::list))
         .add(Need::Viewer, routes!(operations::get))
         .add(Need::Viewer, routes!(operations::list_of_cluster))

@@ -465,7 +465,7 @@ fn name_in(body: &Value) -> anyhow::Result<String> {
     Ok(name.to_owned())
 }
 
-fn read_text(file: &Path) -> anyhow::Result<String> {
+pub(super) fn read_text(file: &Path) -> anyhow::Result<String> {
     let text = match file == Path::new("-") {
         true => std::io::read_to_string(std::io::stdin()),
         false => std::fs::read_to_string(file),
@@ -474,7 +474,7 @@ fn read_text(file: &Path) -> anyhow::Result<String> {
 }
 
 /// YAML holds JSON too.
-fn parse(text: &str, file: &Path) -> anyhow::Result<Value> {
+pub(super) fn parse(text: &str, file: &Path) -> anyhow::Result<Value> {
     let value = parse_yaml(text).with_context(|| format!("cannot use {}", file.display()))?;
     match value.is_object() {
         true => Ok(value),

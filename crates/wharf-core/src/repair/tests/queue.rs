@@ -121,9 +121,23 @@ fn the_past_of_machines_is_remembered_while_the_flap_guard_looks_at_it() {
     }
     assert_eq!(queue.head.past, BTreeMap::from([("10.0.0.1".to_owned(), vec![at(0), at(50)])]));
     let guard = FlapGuard { max_repairs: 1, window_seconds: 100 };
-    queue.forget(Some(guard), at(120));
+    queue.head.forget(Some(guard), at(120));
     assert_eq!(queue.head.past["10.0.0.1"], [at(50)]);
-    assert!(queue.forget(Some(guard), at(150)) && queue.head.past.is_empty());
+    assert!(queue.head.forget(Some(guard), at(150)) && queue.head.past.is_empty());
     let text = serde_json::to_string(&queue.head).unwrap();
     assert_eq!(serde_json::from_str::<QueueHead>(&text).unwrap(), queue.head);
+}
+
+#[test]
+fn the_past_of_all_machines_together_is_bounded_and_loses_the_oldest() {
+    let mut head = QueueHead { count: 9000, ..QueueHead::default() };
+    for number in 0..8002_u64 {
+        let address = format!("10.{}.{}.{}", number >> 16, (number >> 8) & 255, number & 255);
+        let started = at(i64::try_from(number).unwrap());
+        let mut gone = entry(number, "plain", Phase::Failed { step_status: StepStatus::Watching });
+        (gone.address, gone.started, gone.commands_begun) = (address, Some(started), 1);
+        head.remove(&gone);
+    }
+    assert_eq!((head.past.len(), head.count), (8000, 998));
+    assert!(!head.past.contains_key("10.0.0.1") && head.past.contains_key("10.0.0.2"));
 }
