@@ -10,6 +10,7 @@
 mod budget;
 mod plan;
 mod policy;
+mod record;
 mod report;
 mod snapshot;
 
@@ -30,6 +31,7 @@ use report::remark;
 pub use budget::Outlook;
 pub use plan::{Class, Plan, PlannedBudget, PlannedPod, Prospect, plan_drain};
 pub use policy::{Jobs, Ladder, Order, PARALLEL, Policy, RETRY, Rule, Sequence};
+pub use record::{Ages, DrainOptions, DrainRecord, Left, Progress, SHOWN, TIMEOUT_SECONDS};
 pub use report::{Failure, Report, Stage, WaitReason, Waiting};
 pub use snapshot::{
     Answer, Budget, BudgetFacts, Controller, Cordon, NodeFacts, Pin, PodFacts, PodRef, Snapshot,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::snapshot::{PodFacts, Snapshot};
 use crate::selector::{Labels, Selector};
@@ -47,7 +48,7 @@ pub const PARALLEL: usize = 16;
 const LOST_AFTER: Duration = Duration::from_secs(40);
 
 impl Policy {
-    /// For the removal of a node, and for the drain action.
+    /// For the removal of a node; the drain action begins with it too, see `DrainRecord::policy`.
     pub fn removal(owner: &str, deadline: Timestamp) -> Self {
         Self {
             owner: owner.to_owned(),
@@ -95,7 +96,8 @@ pub enum Order {
 }
 
 /// What becomes of pods that belong to a Job and are not finished.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Jobs {
     /// The drain is given up at once, for another time.
     Block,

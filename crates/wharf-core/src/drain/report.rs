@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     budget::{Allowances, Outlook, outlook},
     snapshot::{Budget, Pin, PodFacts, PodRef},
@@ -23,7 +25,8 @@ impl Report {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Stage {
     Rehearsing,
     Evicting,
