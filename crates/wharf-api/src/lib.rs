@@ -8,6 +8,7 @@
 #[cfg(feature = "client")]
 pub mod client;
 pub mod cluster;
+pub mod drain;
 pub mod error;
 pub mod event;
 pub mod kubeconfig;

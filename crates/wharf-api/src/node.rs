@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{cluster::Usage, resource::Head};
+use crate::{cluster::Usage, drain::Drain, resource::Head};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -34,6 +34,9 @@ pub struct Node {
     /// The host key that was pinned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_key: Option<String>,
+    /// The drain that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<Drain>,
     #[serde(flatten)]
     pub usage: Usage,
 }

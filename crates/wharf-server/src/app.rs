@@ -6,7 +6,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use wharf_core::{access::AuditRecord, cluster::ServerId};
 use wharf_store::{Outcome, Revision, Sealer, Store, Txn};
@@ -42,6 +42,8 @@ pub struct AppState {
     pub owned: watch::Receiver<Owned>,
     /// What is out of service in them.
     pub disruptions: Disruptions,
+    /// Names of clusters that should be looked at now, see [`AppState::nudge`].
+    pub nudges: broadcast::Sender<String>,
     /// Set when the server begins to stop: `/readyz` says no, event streams end.
     pub stopping: CancellationToken,
     /// Open event streams by user.
@@ -51,6 +53,13 @@ pub struct AppState {
 }
 
 impl AppState {
+    /// Something was changed in a cluster: whoever probes it, if that is this server, looks at it
+    /// now, so that a person sees what came of it.
+    pub fn nudge(&self, cluster: &str) {
+        // Nobody listens while nothing is probed.
+        let _ = self.nudges.send(cluster.to_owned());
+    }
+
     /// Commits what a caller asked for, together with the audit record of it.
     ///
     /// Flow: one transaction holds the change and its record, so neither is ever without the other.

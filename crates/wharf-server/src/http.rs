@@ -7,6 +7,7 @@ pub mod audit;
 pub mod clusters;
 pub mod convert;
 pub mod docs;
+pub mod drains;
 pub mod events;
 pub mod extract;
 pub mod health;

@@ -23,7 +23,7 @@ use wharf_core::{
     operation::{Leftover, OperationKind},
 };
 
-pub use cluster::{connect, give_back};
+pub use cluster::{CORDON_OWNER, connect, give_back};
 pub use converge::plan;
 pub use failure::{Failure, Outcome};
 pub use world::{HostPlan, World, preflight};

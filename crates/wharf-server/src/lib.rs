@@ -16,6 +16,7 @@ pub mod clusters;
 pub mod config;
 pub mod console;
 pub mod disruptions;
+pub mod drains;
 pub mod engine;
 pub mod error;
 pub mod events;
@@ -37,7 +38,7 @@ use jiff::Timestamp;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{broadcast, watch},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
@@ -62,6 +63,9 @@ use crate::{
 
 /// After the listeners have drained, for the engine to give back its lease and the store to close.
 const TASKS_END: Duration = Duration::from_secs(2);
+
+/// Nudges are of persons; whoever misses one among so many looks a little later.
+const NUDGES: usize = 16;
 
 /// A server that runs.
 pub struct Running {
@@ -165,6 +169,7 @@ async fn start_on(
         login_limits: LoginLimits::new(),
         owned,
         disruptions: disruptions::Disruptions::default(),
+        nudges: broadcast::channel(NUDGES).0,
         stopping: CancellationToken::new(),
         streams: Mutex::default(),
         is_member: is_member.clone(),

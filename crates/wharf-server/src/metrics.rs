@@ -2,11 +2,13 @@
 
 use std::sync::atomic::AtomicU64;
 
+use jiff::Timestamp;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+use wharf_core::operation::OperationState;
 
 use crate::repair::Board;
 
@@ -23,6 +25,11 @@ pub struct RouteLabels {
     pub route: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StateLabels {
+    pub state: &'static str,
+}
+
 pub struct Metrics {
     registry: Registry,
     pub requests: Family<RequestLabels, Counter>,
@@ -35,6 +42,11 @@ pub struct Metrics {
     pub clusters_owned: Gauge,
     pub is_member: Gauge,
     pub start_time: Gauge<f64, AtomicU64>,
+    pub drains_running: Gauge,
+    pub drains_ended: Family<StateLabels, Counter>,
+    pub drain_seconds: Family<StateLabels, Histogram>,
+    pub drain_pods_evicted: Counter,
+    pub drain_pods_waiting: Gauge,
 }
 
 impl Metrics {
@@ -56,6 +68,14 @@ impl Metrics {
             clusters_owned: Gauge::default(),
             is_member: Gauge::default(),
             start_time: Gauge::default(),
+            drains_running: Gauge::default(),
+            drains_ended: Family::default(),
+            // From an empty node to the longest that one may ask for.
+            drain_seconds: Family::new_with_constructor(|| {
+                Histogram::new([1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0])
+            }),
+            drain_pods_evicted: Counter::default(),
+            drain_pods_waiting: Gauge::default(),
             registry: Registry::default(),
         };
         registry.register("http_requests", "Requests answered", metrics.requests.clone());
@@ -96,7 +116,44 @@ impl Metrics {
             "When this server started, in seconds since 1970",
             metrics.start_time.clone(),
         );
+        metrics.register_drains(&mut registry);
         Self { registry, ..metrics }
+    }
+
+    fn register_drains(&self, registry: &mut Registry) {
+        registry.register(
+            "drains_running",
+            "Drains of nodes that this server carries out, or that wait for their turn",
+            self.drains_running.clone(),
+        );
+        registry.register(
+            "drains_ended",
+            "Drains of nodes that ended, by how they did",
+            self.drains_ended.clone(),
+        );
+        registry.register(
+            "drain_seconds",
+            "Time from the request of a drain to its end",
+            self.drain_seconds.clone(),
+        );
+        registry.register(
+            "drain_pods_evicted",
+            "Pods that left their node by a drain that succeeded",
+            self.drain_pods_evicted.clone(),
+        );
+        registry.register(
+            "drain_pods_waiting",
+            "Pods that have to leave their node yet, over all running drains",
+            self.drain_pods_waiting.clone(),
+        );
+    }
+
+    /// Notes the end of a drain.
+    pub fn drain_ended(&self, state: OperationState, started_at: Timestamp) {
+        let labels = StateLabels { state: state.name() };
+        let seconds = Timestamp::now().duration_since(started_at).as_secs_f64().max(0.0);
+        self.drains_ended.get_or_create(&labels).inc();
+        self.drain_seconds.get_or_create(&labels).observe(seconds);
     }
 
     pub fn render(&self) -> Result<String, std::fmt::Error> {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, broadcast};
 use wharf_core::cluster::{
     ClusterRecord, ClusterState, Reason,
     health::HealthRecord,
@@ -55,6 +55,7 @@ pub async fn run(
 ) -> Result<(), FencedError> {
     let mut failures = 0;
     let mut view = View::default();
+    let mut nudges = app.nudges.subscribe();
     let stored = app.store.read::<HealthRecord>(&record.id).await?;
     let mut stored = stored.map(|stored| digest(&stored.value));
     if first && stored.is_some() {
@@ -81,7 +82,21 @@ pub async fn run(
                 }
             }
         }
-        tokio::time::sleep(EVERY.mul_f64(1.0 + JITTER * (rand::random::<f64>() - 0.5))).await;
+        let pause = EVERY.mul_f64(1.0 + JITTER * (rand::random::<f64>() - 0.5));
+        // Over, or cut short.
+        let _ = tokio::time::timeout(pause, nudged(&mut nudges, &record.id)).await;
+    }
+}
+
+/// Returns when somebody wants this cluster to be looked at.
+async fn nudged(nudges: &mut broadcast::Receiver<String>, cluster: &str) {
+    loop {
+        match nudges.recv().await {
+            Ok(name) if name != cluster => {}
+            // Too many to know: it may be among them.
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => return,
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
     }
 }
 

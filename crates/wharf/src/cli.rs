@@ -60,6 +60,7 @@ pub enum Command {
     Audit(commands::audit::AuditArgs),
     Events(commands::events::EventsArgs),
     Cluster(commands::cluster::ClusterArgs),
+    Node(commands::node::NodeArgs),
     RepairQueue(commands::repair::RepairArgs),
     Members(commands::members::MembersArgs),
     /// Make and check bundles: the files that an install puts on hosts

@@ -18,9 +18,10 @@ pub mod cluster;
 pub mod completion;
 pub mod context;
 pub mod events;
+mod follow;
 pub mod login;
 pub mod members;
-
+pub mod node;
 pub mod repair;
 pub mod server;
 pub mod store;
@@ -48,6 +49,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Audit(args) => block_on(audit::run(&args, &client()?, format)),
         Command::Events(args) => block_on(events::run(&args, &client()?, format)),
         Command::Cluster(args) => block_on(cluster::run(&args, &client()?, format)),
+        Command::Node(args) => block_on(node::run(&args, &client()?, format)),
         Command::RepairQueue(args) => block_on(repair::run(&args, &client()?, format)),
         Command::Members(_) => block_on(members::run(&client()?, format)),
         Command::Version(args) => block_on(version::run(&args, &wish, format)),

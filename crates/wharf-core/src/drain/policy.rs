@@ -48,7 +48,7 @@ pub const PARALLEL: usize = 16;
 const LOST_AFTER: Duration = Duration::from_secs(40);
 
 impl Policy {
-    /// For the removal of a node; the drain action begins with it too, see `DrainRecord::policy`.
+    /// For the removal of a node; the drain action begins with it too, see `DrainOptions::policy`.
     pub fn removal(owner: &str, deadline: Timestamp) -> Self {
         Self {
             owner: owner.to_owned(),

@@ -59,30 +59,12 @@ impl DrainRecord {
 
     /// How it is carried out, in the name of this owner of the cordon.
     pub fn policy(&self, owner: &str) -> Policy {
-        let options = &self.options;
-        let seconds = |number: u32| Duration::from_secs(number.into());
-        let ladder = Ladder {
-            begun: self.started_at,
-            unready_after: options.delete_unready_after_seconds.map(seconds),
-            any_after: options.delete_after_seconds.map(seconds),
-        };
-        let is_climbed = ladder.unready_after.is_some() || ladder.any_after.is_some();
-        let order = if options.cordon_first { Order::CordonFirst } else { Order::RehearseFirst };
-        Policy {
-            order,
-            jobs: options.jobs,
-            sequence: Sequence { by_priority: options.order_by_priority, ..Sequence::default() },
-            ladder: is_climbed.then_some(ladder),
-            grace_seconds: options.grace_period_seconds,
-            volumes: options.wait_volumes_seconds.map(seconds),
-            ..Policy::removal(owner, self.deadline())
-        }
+        self.options.policy(owner, self.started_at)
     }
 
     /// When it is given up.
     pub fn deadline(&self) -> Timestamp {
-        let timeout = Duration::from_secs(self.options.timeout_seconds.into());
-        self.started_at.checked_add(timeout).unwrap_or(Timestamp::MAX)
+        self.options.deadline(self.started_at)
     }
 }
 
@@ -101,6 +83,33 @@ pub struct DrainOptions {
     pub wait_volumes_seconds: Option<u32>,
     pub order_by_priority: bool,
     pub cordon_first: bool,
+}
+
+impl DrainOptions {
+    /// How a drain with these options goes that was begun at this time.
+    pub fn policy(&self, owner: &str, begun: Timestamp) -> Policy {
+        let seconds = |number: u32| Duration::from_secs(number.into());
+        let ladder = Ladder {
+            begun,
+            unready_after: self.delete_unready_after_seconds.map(seconds),
+            any_after: self.delete_after_seconds.map(seconds),
+        };
+        let has_rungs = ladder.unready_after.is_some() || ladder.any_after.is_some();
+        Policy {
+            order: if self.cordon_first { Order::CordonFirst } else { Order::RehearseFirst },
+            jobs: self.jobs,
+            sequence: Sequence { by_priority: self.order_by_priority, ..Sequence::default() },
+            ladder: has_rungs.then_some(ladder),
+            grace_seconds: self.grace_period_seconds,
+            volumes: self.wait_volumes_seconds.map(seconds),
+            ..Policy::removal(owner, self.deadline(begun))
+        }
+    }
+
+    fn deadline(&self, begun: Timestamp) -> Timestamp {
+        let timeout = Duration::from_secs(self.timeout_seconds.into());
+        begun.checked_add(timeout).unwrap_or(Timestamp::MAX)
+    }
 }
 
 /// Long enough for slow shutdowns and for budgets that need a person's hand.

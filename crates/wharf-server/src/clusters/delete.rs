@@ -15,6 +15,7 @@ use super::{TRIES, begin, check_revision, commit, find, next_state};
 use crate::{
     access::Caller,
     app::AppState,
+    drains,
     error::{ApiError, ApiResult},
     repair, vault,
 };
@@ -44,6 +45,8 @@ pub async fn delete(
             Err(unreadable) => {
                 check_revision(name, unreadable.revision, if_match)?;
                 let txn = forget_unreadable(&unreadable, mode)?;
+                // Too many for one transaction; nobody carries them out for such a cluster.
+                drains::forget(&app.store, name).await?;
                 repair::empty(&app.store, name).await?;
                 txn
             }

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use wharf_core::cluster::{
-    ClusterRecord, NodeRecord, NodeRole, NodeSpec,
-    health::{HealthRecord, NodeHealth},
+use wharf_core::{
+    cluster::{
+        ClusterRecord, NodeRecord, NodeRole, NodeSpec,
+        health::{HealthRecord, NodeHealth},
+    },
+    drain::DrainRecord,
 };
 use wharf_store::Stored;
 
@@ -12,6 +15,7 @@ use super::get_served;
 use crate::{
     access::Caller,
     app::AppState,
+    drains,
     error::{ApiError, ApiResult},
 };
 
@@ -21,6 +25,8 @@ pub struct Node {
     pub spec: Option<NodeSpec>,
     pub record: Option<NodeRecord>,
     pub health: Option<NodeHealth>,
+    /// The drain that is under way.
+    pub drain: Option<DrainRecord>,
 }
 
 impl Node {
@@ -61,7 +67,13 @@ pub async fn list(
     let record = get_served(app, caller, cluster).await?;
     let health = app.store.read::<HealthRecord>(cluster).await?;
     let health = health.map(|stored| stored.value.nodes).unwrap_or_default();
-    let nodes = merge(&record.value, &health);
+    let mut nodes = merge(&record.value, &health);
+    let drains = drains::of_cluster(&app.store, cluster).await?;
+    for drain in drains.into_iter().map(|drain| drain.value).filter(DrainRecord::is_running) {
+        if let Some(node) = nodes.iter_mut().find(|node| node.name == drain.node) {
+            node.drain = Some(drain);
+        }
+    }
     Ok((record, nodes))
 }
 
@@ -89,6 +101,7 @@ fn merge(record: &ClusterRecord, health: &[NodeHealth]) -> Vec<Node> {
             spec: None,
             record: None,
             health: None,
+            drain: None,
         });
         fill(node);
     };

@@ -208,14 +208,15 @@ async fn nodes_of(
     cluster: &Cluster,
 ) -> ApiResult<Vec<NodeRow>> {
     let Ok(stored) = record else { return Ok(Vec::new()) };
+    let now = Timestamp::now();
     let nodes: Vec<Node> = match stored.value.state.is_served() {
         true => {
             let (stored, nodes) = clusters::nodes::list(app, caller, &cluster.name).await?;
-            nodes.iter().map(|n| convert::node::node(wharf_api::PREFIX, &stored, n)).collect()
+            nodes.iter().map(|n| convert::node::node(wharf_api::PREFIX, &stored, n, now)).collect()
         }
         false => {
             let nodes = clusters::nodes::asked_for(&stored.value);
-            let node = |n| convert::node::node(wharf_api::PREFIX, stored, n);
+            let node = |n| convert::node::node(wharf_api::PREFIX, stored, n, now);
             nodes
                 .iter()
                 .map(node)

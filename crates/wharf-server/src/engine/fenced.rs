@@ -1,7 +1,8 @@
 //! Writes that only a cluster's owner can make.
 
+use jiff::Timestamp;
 use wharf_core::cluster::{ClusterRecord, ServerId};
-use wharf_store::{Outcome, Revision, Store, StoreError, Stored, Txn};
+use wharf_store::{Outcome, Revision, Store, StoreError, Stored, Txn, typed::Kind};
 
 /// How often a write is tried again because somebody else changed the record; each time somebody
 /// got ahead, so this many in a row means that something is wrong.
@@ -45,14 +46,7 @@ impl Fenced {
         build: impl Fn(&Stored<ClusterRecord>) -> Result<Txn, StoreError>,
     ) -> Result<Revision, FencedError> {
         for _ in 0..TRIES {
-            let Some(record) = self.store.read::<ClusterRecord>(&self.cluster).await? else {
-                return Err(FencedError::Gone { cluster: self.cluster.clone() });
-            };
-            let found = &record.value.ownership;
-            if found.epoch != self.epoch || found.owner.as_ref() != Some(&self.me) {
-                let (cluster, mine, found) = (self.cluster.clone(), self.epoch, found.epoch);
-                return Err(FencedError::Fenced { cluster, mine, found });
-            }
+            let record = self.own_record().await?;
             let txn = build(&record)?.when(record.unchanged());
             if let Outcome::Committed(revision) = self.store.commit(txn).await? {
                 return Ok(revision);
@@ -60,13 +54,45 @@ impl Fenced {
         }
         Err(FencedError::Contended { cluster: self.cluster.clone() })
     }
+
+    /// Changes a record that users write too. `change` sees it as it stands, and is called again
+    /// when somebody else wrote it meanwhile; `None` leaves it as it is. False if it was left, or is
+    /// not there.
+    pub async fn change<T: Kind>(
+        &self,
+        id: &str,
+        change: impl Fn(&T) -> Option<T>,
+    ) -> Result<bool, FencedError> {
+        for _ in 0..TRIES {
+            let record = self.own_record().await?;
+            let Some(old) = self.store.read::<T>(id).await? else { return Ok(false) };
+            let Some(new) = change(&old.value) else { return Ok(false) };
+            let txn = Txn::new().when(record.unchanged()).replace(&old, &new, Timestamp::now())?;
+            if let Outcome::Committed(_) = self.store.commit(txn).await? {
+                return Ok(true);
+            }
+        }
+        Err(FencedError::Contended { cluster: self.cluster.clone() })
+    }
+
+    /// The cluster's record, if it is still ours.
+    async fn own_record(&self) -> Result<Stored<ClusterRecord>, FencedError> {
+        let Some(record) = self.store.read::<ClusterRecord>(&self.cluster).await? else {
+            return Err(FencedError::Gone { cluster: self.cluster.clone() });
+        };
+        let found = &record.value.ownership;
+        if found.epoch != self.epoch || found.owner.as_ref() != Some(&self.me) {
+            let (cluster, mine, found) = (self.cluster.clone(), self.epoch, found.epoch);
+            return Err(FencedError::Fenced { cluster, mine, found });
+        }
+        Ok(record)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, SocketAddrV4};
 
-    use jiff::Timestamp;
     use wharf_core::cluster::{ClusterSpec, ClusterState, Origin, Ownership};
     use wharf_store::{StoreLocation, StoreOptions};
 

@@ -26,6 +26,7 @@ use super::{Fenced, FencedError, Journal};
 use crate::{
     app::App,
     disruptions::Part,
+    drains,
     installer::{self, Done, Failure, Job, Outcome},
     probe, repair,
 };
@@ -52,8 +53,13 @@ pub async fn run(app: App, stop: CancellationToken) {
             keepers.entry(cluster.clone()).or_insert_with(|| {
                 let token = stop.child_token();
                 app.disruptions.own(&cluster, epoch);
-                app.disruptions.loaded(&cluster, epoch, Part::Drains);
                 app.disruptions.loaded(&cluster, epoch, Part::Repairs);
+                let owned = drains::Owned { app: app.clone(), cluster: cluster.clone(), epoch };
+                let end = token.clone();
+                tasks.spawn(async move {
+                    let begin = || drains::keep(owned.clone(), end.clone());
+                    begin_again(&owned.cluster, &end, begin).await;
+                });
                 let (app, stop) = (app.clone(), token.clone());
                 tasks.spawn(async move {
                     let begin = || keep(app.clone(), cluster.clone(), epoch, stop.clone());
@@ -253,6 +259,9 @@ impl Keeper {
         let event = ended.event(kind);
         journal.change(|record, now| ended.record_in(record, now));
         let operation = journal.snapshot();
+        if event == ClusterEvent::DeleteCompleted {
+            drains::forget(&self.app.store, &self.cluster).await?;
+        }
         let settled = self.fenced.commit(|stored| {
             let now = Timestamp::now();
             let txn = Txn::new().write(journal.id(), &operation, now, None)?;

@@ -1,6 +1,7 @@
 //! From records to the wire and back.
 
 pub mod cluster;
+pub mod drain;
 pub mod node;
 pub mod operation;
 pub mod repair;

@@ -23,7 +23,7 @@ use wharf_api::error::ErrorCode;
 use wharf_core::access::{Need, Role, Scope};
 
 use super::{
-    audit, clusters, docs, events,
+    audit, clusters, docs, drains, events,
     extract::Prefix,
     health, kubeconfigs,
     layers::{self, Peer, RequestId},
@@ -61,6 +61,9 @@ fn api(app: &App) -> Table {
         .add(Need::Admin, routes!(kubeconfigs::get))
         .add(Need::Viewer, routes!(nodes::list))
         .add(Need::Viewer, routes!(nodes::get))
+        .add(Need::Admin, routes!(nodes::act))
+        .add(Need::Viewer, routes!(drains::list))
+        .add(Need::Viewer, routes!(drains::get))
         .add(Need::Viewer, routes!(repairs::list))
         .add(Need::Admin, routes!(repairs::act))
         .add(Need::Admin, routes!(repairs::delete))

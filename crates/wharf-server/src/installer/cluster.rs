@@ -6,6 +6,7 @@ use http::Uri;
 use jiff::Timestamp;
 use wharf_core::{
     cluster::{ClusterSpec, NodeRecord, NodeRole, NodeSpec},
+    disruption::{Disruption, Kind},
     drain::{Policy, Report},
     install::manifests,
 };
@@ -17,7 +18,7 @@ use super::{
     converge::{Walk, internal},
     hosts::{all, persist},
 };
-use crate::engine::Journal;
+use crate::{disruptions::Claim, engine::Journal};
 
 /// API servers start within seconds; a machine that does many things at once may take longer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
@@ -28,7 +29,7 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(300);
 /// A cancel settles within 10 s, also when the cluster is silent.
 const UNCORDON_DEADLINE: Duration = Duration::from_secs(5);
 /// So the cordons of removals are marked.
-const CORDON_OWNER: &str = "wharf";
+pub const CORDON_OWNER: &str = "wharf";
 
 const CONTROL_PLANE_TAINT: &str = "node-role.kubernetes.io/control-plane";
 
@@ -168,6 +169,37 @@ async fn verdict(api: &Cluster, node: &str) -> Outcome<()> {
         exit_code: Some(end.exit_code),
         stderr_tail: Some(end.log.trim().to_owned()),
         ..Failure::on(node, "a pod cannot use the cluster's network").hint(hint)
+    })
+}
+
+/// Waits until the machine of a node that leaves may go out of service.
+pub async fn take_turn(walk: &Walk<'_>, node: &NodeRecord) -> Outcome<Claim> {
+    let (guard, cluster) = (&walk.job.app.disruptions, &walk.job.cluster);
+    let spec = &node.spec;
+    let critical = spec.is(NodeRole::Controlplane) || spec.is(NodeRole::Etcd);
+    let wanted = Disruption { kind: Kind::Removal, critical };
+    let mut changed = guard.changed(cluster);
+    let mut last = None;
+    let claim = async {
+        guard.opened(cluster).await;
+        loop {
+            changed.mark_unchanged();
+            match guard.claim(cluster, &spec.address.to_string(), wanted) {
+                Ok(claim) => return claim,
+                Err(refusal) if last.as_ref() == Some(&refusal) => {}
+                Err(refusal) => {
+                    walk.job.journal.log(format!("{}: waits: {refusal}", spec.name));
+                    last = Some(refusal);
+                }
+            }
+            // The guard outlives everybody who waits for it.
+            let _ = changed.changed().await;
+        }
+    };
+    let claimed = tokio::time::timeout(DRAIN_DEADLINE, claim).await;
+    claimed.map_err(|_| {
+        let why = last.map_or_else(|| "it is not its turn".to_owned(), |why| why.to_string());
+        Failure::on(&spec.name, why).hint("try again when that is over")
     })
 }
 

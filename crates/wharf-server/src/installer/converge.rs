@@ -370,6 +370,9 @@ impl Walk<'_> {
         for node in gone {
             let name = &node.spec.name;
             let journal = &self.job.journal;
+            // Until nothing of the machine is left in the cluster.
+            let turn = cluster::take_turn(self, &node);
+            let _out = journal.step("remove", name, "take its turn", turn).await?;
             journal.step("remove", name, "drain", cluster::take_out(self, pki, &node)).await?;
             let reach = self.world.reach(&self.record.nodes);
             let program = Program::open(&self.world.app.config)?;

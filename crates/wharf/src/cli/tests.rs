@@ -32,6 +32,12 @@ fn the_contracts_lines_are_understood() {
         "wharf events --follow --since 7",
         "wharf cluster list --only-ready",
         "wharf cluster show demo",
+        "wharf node list demo",
+        "wharf node cordon demo n1",
+        "wharf node uncordon demo n1",
+        "wharf node drain demo n1 --plan --jobs wait",
+        "wharf node drain demo n1 --cancel",
+        "wharf node drain demo n1 --no-wait --timeout 5m --jobs delete --grace-period 30s --delete-unready-after 2m --delete-after 1h --wait-volumes 1m --order-by-priority --cordon-first -o json",
         "wharf members",
         "wharf version",
         "wharf completion bash",
@@ -66,6 +72,11 @@ fn bad_usage_is_told_from_help() {
         ("wharf events --since x", ErrorKind::ValueValidation),
         ("wharf login --fingerprint 12", ErrorKind::ValueValidation),
         ("wharf token create --expires-in soon", ErrorKind::ValueValidation),
+        ("wharf node drain demo", ErrorKind::MissingRequiredArgument),
+        ("wharf node drain demo n1 --plan --cancel", ErrorKind::ArgumentConflict),
+        ("wharf node drain demo n1 --cancel --jobs wait", ErrorKind::ArgumentConflict),
+        ("wharf node drain demo n1 --jobs maybe", ErrorKind::InvalidValue),
+        ("wharf node drain demo n1 --timeout soon", ErrorKind::ValueValidation),
     ] {
         let error = parse(line).unwrap_err();
         assert_eq!(error.kind(), kind, "{line}");

@@ -128,7 +128,7 @@ async fn list(client: &Client, user: &str, format: Format) -> anyhow::Result<()>
 }
 
 /// A whole number with its unit: `90s`, `15m`, `12h`, `30d`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a time; write a number with s, m, h or d, as 12h");
     let unit = text.chars().last().ok_or_else(wrong)?;
     let factor = match unit {

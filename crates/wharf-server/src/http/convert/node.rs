@@ -10,11 +10,16 @@ use wharf_store::Stored;
 
 use super::{
     cluster::{roles, usage},
-    only_self,
+    drain, only_self,
 };
 use crate::clusters::nodes::Node;
 
-pub fn node(prefix: &str, cluster: &Stored<ClusterRecord>, node: &Node) -> wire::Node {
+pub fn node(
+    prefix: &str,
+    cluster: &Stored<ClusterRecord>,
+    node: &Node,
+    now: Timestamp,
+) -> wire::Node {
     let collection = format!("{prefix}/clusters/{}/nodes", cluster.id);
     let spec = node.spec();
     let health = node.health.clone().unwrap_or_default();
@@ -48,6 +53,7 @@ pub fn node(prefix: &str, cluster: &Stored<ClusterRecord>, node: &Node) -> wire:
         kubelet_version: health.kubelet_version,
         pod_cidr: node.record.as_ref().map(|record| record.pod_cidr.to_string()),
         host_key: node.record.as_ref().and_then(|record| record.host_key.clone()),
+        drain: node.drain.as_ref().map(|record| drain::drain(prefix, record, now)),
         usage: usage(used.0, used.1),
     }
 }

@@ -1,29 +1,18 @@
 //! Following an operation: bars for phases and hosts on a terminal, its log as lines elsewhere.
 
-use std::{
-    collections::BTreeMap,
-    io::IsTerminal,
-    pin::pin,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, io::IsTerminal};
 
-use futures_util::StreamExt;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use wharf_api::{
-    client::{Client, ClientError, EventItem},
+    client::Client,
     operation::{Operation, Step},
 };
 
 use crate::{
-    commands::segment,
+    commands::{follow, segment},
     failure::{Exit, Told},
     output,
 };
-
-/// Events tell when to look again; this is for those that are lost.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// A server that restarts is back by then.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shows the operation until it is over; an error if it did not succeed.
 pub async fn follow(client: &Client, operation: &str) -> anyhow::Result<Operation> {
@@ -50,57 +39,11 @@ pub async fn follow(client: &Client, operation: &str) -> anyhow::Result<Operatio
 
 async fn watch(client: &Client, id: &str, view: &mut dyn View) -> anyhow::Result<Operation> {
     let path = format!("/operations/{}", segment(id)?);
-    let resource = format!("operation/{id}");
-    let mut away_since = None;
-    loop {
-        // First the stream, then the look: nothing happens between them unseen.
-        let events = client.events(None).await;
-        match client.get::<Operation>(&path).await {
-            Ok(operation) => {
-                away_since = None;
-                view.show(&operation);
-                if operation.ended_at.is_some() {
-                    return Ok(operation);
-                }
-            }
-            Err(error) if is_away(&error) => {
-                let since = *away_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > PATIENCE {
-                    return Err(error.into());
-                }
-            }
-            Err(error) => return Err(error.into()),
-        }
-        let Ok(events) = events else {
-            tokio::time::sleep(LOOK_EVERY).await;
-            continue;
-        };
-        let mut events = pin!(events);
-        // Until the stream breaks.
-        loop {
-            let next = tokio::time::timeout(LOOK_EVERY, events.next()).await;
-            match next {
-                Ok(Some(Ok(EventItem::Event(event)))) if event.resource != resource => continue,
-                Ok(Some(Ok(_))) | Err(_) => {}
-                Ok(Some(Err(_)) | None) => break,
-            }
-            let Ok(operation) = client.get::<Operation>(&path).await else { break };
-            view.show(&operation);
-            if operation.ended_at.is_some() {
-                return Ok(operation);
-            }
-        }
-    }
-}
-
-fn is_away(error: &ClientError) -> bool {
-    match error {
-        ClientError::Unreachable { .. } | ClientError::TimedOut { .. } => true,
-        ClientError::Api(body) => body.status >= 500,
-        ClientError::StreamBroken { .. }
-        | ClientError::BadAnswer { .. }
-        | ClientError::BadCa(_) => false,
-    }
+    follow::until(client, &path, &format!("operation/{id}"), |operation: &Operation| {
+        view.show(operation);
+        operation.ended_at.is_some()
+    })
+    .await
 }
 
 trait View {

@@ -1,0 +1,260 @@
+//! Drains of nodes: the functions that the API and the pages call.
+//!
+//! Flow: whoever asks for a drain is checked, and the wish is written down with its audit record.
+//! The owner of the cluster sees the record and carries it out ([`engine`]). Cordons of persons and
+//! plans are asked of the cluster at once: nothing is to be remembered of them.
+//!
+//! Guarantees: a node has one drain at a time; who asks again gets the one that runs. What a drain
+//! did to a node is undone when it fails or is canceled, after a crash too.
+
+mod carry;
+mod engine;
+mod tell;
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use wharf_api::error::ErrorCode;
+use wharf_core::{
+    access::AuditRecord,
+    drain::{DrainOptions, DrainRecord, Plan, Progress},
+    operation::OperationState,
+};
+use wharf_kube::{Cluster, KubeError};
+use wharf_store::{Page, Revision, Store, StoreResult, Stored, Txn, typed::key_of};
+
+pub use engine::{Owned, keep};
+
+use crate::{
+    access::{Caller, audit, new_id},
+    app::AppState,
+    clusters::{self, nodes},
+    error::{ApiError, ApiResult, chain},
+};
+
+/// How the cordons of drains are marked. Not by the drain's id: the next drain of the node takes
+/// over what an earlier one left.
+pub const CORDON_OWNER: &str = "a drain";
+
+/// How often a change is tried again when others write the same record.
+const TRIES: usize = 5;
+/// Below the limit of a request.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Writes down that a node shall be drained, or joins the drain that runs.
+pub async fn start(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+    node: &str,
+    options: &DrainOptions,
+) -> ApiResult<Stored<DrainRecord>> {
+    for _ in 0..TRIES {
+        let (owner, found) = nodes::get(app, caller, cluster, node).await?;
+        let key = DrainRecord::key(cluster, node);
+        let old = app.store.read::<DrainRecord>(&key).await?;
+        if let Some(running) = old.as_ref().filter(|old| old.value.is_running()) {
+            return match running.value.canceled {
+                false => Ok(running.clone()),
+                true => Err(ApiError::new(
+                    ErrorCode::Conflict,
+                    format!("the drain of node {node} is being canceled"),
+                )
+                .hint("ask again when it has ended")),
+            };
+        }
+        let now = Timestamp::now();
+        let record = DrainRecord {
+            cluster: cluster.to_owned(),
+            node: node.to_owned(),
+            id: new_id(now),
+            machine: found.machine(),
+            critical: found.is_critical(),
+            options: options.clone(),
+            state: OperationState::Running,
+            requested_by: caller.name.clone(),
+            started_at: now,
+            ended_at: None,
+            canceled: false,
+            admitted: false,
+            timed_out: false,
+            cordon_left: old.as_ref().is_some_and(|old| old.value.cordon_left),
+            reason: None,
+            progress: Progress::default(),
+        };
+        // A cluster that is being deleted gets no new ones.
+        let txn = Txn::new().when(owner.unchanged());
+        let txn = match &old {
+            Some(old) => txn.replace(old, &record, now)?,
+            None => txn.create(&key, &record, now)?,
+        };
+        if let Some(revision) = commit(app, caller, "node.drain", cluster, node, txn, now).await? {
+            let created = old.map_or(revision, |old| old.created);
+            return Ok(Stored { id: key, value: record, created, revision, at: now });
+        }
+    }
+    Err(ApiError::conflict())
+}
+
+/// Writes down that the drain that runs shall stop. The wish belongs to that drain, so it cannot
+/// hit the next one.
+pub async fn cancel(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+    node: &str,
+) -> ApiResult<Stored<DrainRecord>> {
+    clusters::get_served(app, caller, cluster).await?;
+    match cancel_running(app, caller, cluster, node, "node.cancelDrain").await? {
+        Some(canceled) => Ok(canceled),
+        None => {
+            Err(ApiError::new(ErrorCode::Conflict, format!("node {node} is not being drained"))
+                .hint("there is nothing to cancel"))
+        }
+    }
+}
+
+/// The drain that was running, now canceled; `None` when there is none.
+async fn cancel_running(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+    node: &str,
+    action: &str,
+) -> ApiResult<Option<Stored<DrainRecord>>> {
+    let key = DrainRecord::key(cluster, node);
+    for _ in 0..TRIES {
+        let old = match app.store.read::<DrainRecord>(&key).await? {
+            Some(old) if old.value.is_running() => old,
+            Some(_) | None => return Ok(None),
+        };
+        if old.value.canceled {
+            return Ok(Some(old));
+        }
+        let now = Timestamp::now();
+        let value = DrainRecord { canceled: true, ..old.value.clone() };
+        let txn = Txn::new().replace(&old, &value, now)?;
+        if let Some(revision) = commit(app, caller, action, cluster, node, txn, now).await? {
+            return Ok(Some(Stored { value, revision, at: now, ..old }));
+        }
+    }
+    Err(ApiError::conflict())
+}
+
+/// The last drain of a node, which need not be there any more.
+pub async fn get(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+    node: &str,
+) -> ApiResult<Stored<DrainRecord>> {
+    clusters::get(app, caller, cluster).await?;
+    let found = app.store.read::<DrainRecord>(&DrainRecord::key(cluster, node)).await?;
+    found.ok_or_else(|| ApiError::not_found("drain of node", node))
+}
+
+/// The last drain of every node of a cluster that had one, by the node's name.
+pub async fn list(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+) -> ApiResult<Vec<Stored<DrainRecord>>> {
+    clusters::get(app, caller, cluster).await?;
+    Ok(of_cluster(&app.store, cluster).await?)
+}
+
+/// The drains of a cluster, also of one that nobody asks for. One that cannot be read is passed
+/// over; the engine says so in the log.
+pub async fn of_cluster(store: &Store, cluster: &str) -> StoreResult<Vec<Stored<DrainRecord>>> {
+    let (drains, _) = store.read_all::<DrainRecord>(&DrainRecord::key(cluster, "")).await?;
+    Ok(drains.into_iter().filter_map(Result::ok).collect())
+}
+
+/// What a drain would do to each pod of a node now; nothing is touched.
+pub async fn plan(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+    node: &str,
+    options: &DrainOptions,
+) -> ApiResult<Plan> {
+    let policy = options.policy(CORDON_OWNER, Timestamp::now());
+    ask(app, caller, cluster, node, async |api| wharf_kube::drain::plan(api, node, &policy).await)
+        .await
+}
+
+/// Makes a node unschedulable in the name of the caller.
+pub async fn cordon(app: &AppState, caller: &Caller, cluster: &str, node: &str) -> ApiResult<()> {
+    nodes::get(app, caller, cluster, node).await?;
+    let now = Timestamp::now();
+    commit(app, caller, "node.cordon", cluster, node, Txn::new(), now).await?;
+    ask(app, caller, cluster, node, async |api| api.cordon_by_person(node).await).await?;
+    app.nudge(cluster);
+    Ok(())
+}
+
+/// Makes a node schedulable again in the name of the caller. A drain that runs is canceled: who
+/// wants pods on the node does not want it emptied.
+pub async fn uncordon(app: &AppState, caller: &Caller, cluster: &str, node: &str) -> ApiResult<()> {
+    nodes::get(app, caller, cluster, node).await?;
+    let now = Timestamp::now();
+    if cancel_running(app, caller, cluster, node, "node.uncordon").await?.is_none() {
+        commit(app, caller, "node.uncordon", cluster, node, Txn::new(), now).await?;
+    }
+    ask(app, caller, cluster, node, async |api| api.uncordon_by_person(node).await).await?;
+    app.nudge(cluster);
+    Ok(())
+}
+
+/// Asks something of the cluster that has the node.
+async fn ask<T>(
+    app: &AppState,
+    caller: &Caller,
+    cluster: &str,
+    node: &str,
+    question: impl AsyncFnOnce(&Cluster) -> Result<T, KubeError>,
+) -> ApiResult<T> {
+    let (record, _) = nodes::get(app, caller, cluster, node).await?;
+    let away = |reason: String| {
+        let message = format!("cluster {cluster} does not answer: {reason}");
+        ApiError::new(ErrorCode::ClusterUnavailable, message).hint("try again when it is Running")
+    };
+    let api = clusters::connect(app, &record.value).await.map_err(away)?;
+    match tokio::time::timeout(PATIENCE, question(&api)).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) if error.is_not_found() => Err(ApiError::not_found("node", node)),
+        Ok(Err(error)) => Err(away(chain(&error))),
+        Err(_) => Err(away(format!("nothing within {} s", PATIENCE.as_secs()))),
+    }
+}
+
+async fn commit(
+    app: &AppState,
+    caller: &Caller,
+    action: &str,
+    cluster: &str,
+    node: &str,
+    txn: Txn,
+    now: Timestamp,
+) -> ApiResult<Option<Revision>> {
+    let record = audit::record_of(caller, action, &format!("node/{cluster}/{node}"), now);
+    let record = AuditRecord { cluster: Some(cluster.to_owned()), ..record };
+    app.commit_with(record, txn, now).await
+}
+
+/// Deletes all that is kept of the drains of a cluster that goes. Nothing new comes: a cluster that
+/// is being deleted takes no drains.
+pub async fn forget(store: &Store, cluster: &str) -> StoreResult<()> {
+    /// Well below the store's limit for one transaction.
+    const BATCH: usize = 100;
+    let prefix = key_of::<DrainRecord>(&DrainRecord::key(cluster, ""));
+    loop {
+        let page = Page { after: None, limit: BATCH, descending: false };
+        let listing = store.list(&prefix, page).await?;
+        if listing.entries.is_empty() {
+            return Ok(());
+        }
+        let delete = |txn: Txn, entry: wharf_store::Entry| txn.delete(entry.key);
+        let _ = store.commit(listing.entries.into_iter().fold(Txn::new(), delete)).await?;
+    }
+}

@@ -1,0 +1,224 @@
+//! One task for each cluster that this server owns: it carries out all drains of the cluster.
+//!
+//! Flow: read the records, begin what runs, follow the changes. A cluster without drains costs a
+//! watch of the store. A crash anywhere is a new look at the records: a drain that ran goes on, one
+//! that is over takes back the cordon that it left.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use wharf_core::{
+    cluster::{ClusterRecord, ClusterState, health::HealthRecord},
+    disruption::{Disruption, Kind},
+    drain::DrainRecord,
+};
+use wharf_store::{Change, Decoded, StoreError, Stored, typed::key_of};
+
+use super::{CORDON_OWNER, carry::Carry};
+use crate::{
+    app::App,
+    disruptions::{Claim, Part},
+    engine::Fenced,
+    installer,
+};
+
+/// How long to wait before trying again after the store failed.
+const RETRY: Duration = Duration::from_secs(1);
+/// A server that takes a thousand clusters over reads what was seen of them in ten seconds.
+const TIDY_SPREAD: Duration = Duration::from_millis(10);
+
+/// A cluster that this server owns.
+#[derive(Clone)]
+pub struct Owned {
+    pub app: App,
+    pub cluster: String,
+    pub epoch: u64,
+}
+
+/// Carries out the drains of a cluster until told to stop. What is under way then goes on when the
+/// next owner begins.
+pub async fn keep(owned: Owned, stop: CancellationToken) {
+    let mut drains = Drains { owned, live: HashMap::new(), tasks: JoinSet::new() };
+    let spread = TIDY_SPREAD.saturating_mul(drains.owned.app.owned.borrow().len() as u32);
+    drains.tasks.spawn(tidy(drains.owned.clone(), spread.mul_f64(rand::random())));
+    loop {
+        let ended = tokio::select! {
+            () = stop.cancelled() => return,
+            Err(error) = drains.follow() => error,
+        };
+        // That the past is gone is no trouble: everything is read again.
+        if !matches!(ended, StoreError::Compacted { .. }) {
+            let cluster = &drains.owned.cluster;
+            tracing::warn!(error = ?ended, cluster, "will look again for drains");
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(RETRY) => {}
+            }
+        }
+    }
+}
+
+struct Drains {
+    owned: Owned,
+    /// The last drain that was begun for each node. It stays when that is over: news of it may
+    /// come late.
+    live: HashMap<String, Live>,
+    tasks: JoinSet<()>,
+}
+
+struct Live {
+    id: String,
+    cancel: CancellationToken,
+    task: AbortHandle,
+}
+
+impl Drains {
+    /// Never ends but by an error.
+    async fn follow(&mut self) -> Result<std::convert::Infallible, StoreError> {
+        let Owned { app, cluster, epoch } = self.owned.clone();
+        let prefix = DrainRecord::key(&cluster, "");
+        let (records, revision) = app.store.read_all::<DrainRecord>(&prefix).await?;
+        let mut watch = app.store.watch(&key_of::<DrainRecord>(&prefix), revision).await?;
+        records.into_iter().for_each(|record| self.look(record));
+        app.disruptions.loaded(&cluster, epoch, Part::Drains);
+        loop {
+            tokio::select! {
+                changes = watch.next() => for change in changes? {
+                    match change {
+                        Change::Put(entry) => self.look(Stored::decode(&entry)),
+                        Change::Deleted { key, .. } => self.drop(&key),
+                    }
+                },
+                Some(ended) = self.tasks.join_next() => {
+                    if let Err(error) = ended && error.is_panic() {
+                        tracing::error!(?error, cluster, "a task of drains failed");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what a record asks for, if that is not under way.
+    fn look(&mut self, record: Decoded<DrainRecord>) {
+        let record = match record {
+            Ok(record) => record.value,
+            Err(unreadable) => {
+                let (drain, reason) = (unreadable.id, unreadable.reason);
+                tracing::error!(drain, reason, "the record of a drain cannot be read");
+                return;
+            }
+        };
+        match self.live.get(&record.node) {
+            Some(live) if live.id == record.id => {
+                if record.canceled {
+                    live.cancel.cancel();
+                }
+                return;
+            }
+            // It is over; what it left on the node is taken over.
+            Some(older) => older.task.abort(),
+            None => {}
+        }
+        if !record.is_running() && !record.cordon_left {
+            return;
+        }
+        let (node, id) = (record.node.clone(), record.id.clone());
+        let cancel = CancellationToken::new();
+        if record.canceled {
+            cancel.cancel();
+        }
+        let claim = (record.is_running() && record.admitted).then(|| self.restore(&record));
+        let Owned { app, cluster, epoch } = &self.owned;
+        let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), *epoch);
+        let carry = Arc::new(Carry::new(app.clone(), fenced, record, cancel.clone()));
+        let task = self.tasks.spawn(async move {
+            // A task of its own: a panic in it ends the drain, and that is written down.
+            let work = tokio::spawn(carry.clone().carry_out(claim));
+            if let Err(error) = AbortOnDropHandle::new(work).await
+                && error.is_panic()
+            {
+                tracing::error!(?error, node = carry.node(), "a drain panicked");
+                carry.give_up().await;
+            }
+        });
+        self.live.insert(node, Live { id, cancel, task });
+    }
+
+    /// A drain that was let in before counts before anybody new is let in.
+    fn restore(&self, record: &DrainRecord) -> Claim {
+        let known = Disruption { kind: Kind::Drain, critical: record.critical };
+        self.owned.app.disruptions.restore(&self.owned.cluster, &record.machine, known)
+    }
+
+    /// The record is gone, and its cluster with it.
+    fn drop(&mut self, key: &str) {
+        let node = key.rsplit_once('/').map_or(key, |(_, node)| node);
+        if let Some(live) = self.live.remove(node) {
+            live.task.abort();
+        }
+    }
+}
+
+/// Takes back cordons that bear our mark and that nobody answers for any more: of a drain whose
+/// record went with an earlier life of the cluster, of a removal whose update is over.
+async fn tidy(owned: Owned, delay: Duration) {
+    tokio::time::sleep(delay).await;
+    let found = loop {
+        match owned.app.store.read::<HealthRecord>(&owned.cluster).await {
+            Ok(found) => break found,
+            Err(StoreError::Unreadable { .. }) => return,
+            Err(_) => tokio::time::sleep(RETRY).await,
+        }
+    };
+    let Some(health) = found else { return };
+    for node in &health.value.nodes {
+        match node.annotations.get(wharf_kube::CORDON_OWNER).map(String::as_str) {
+            Some(CORDON_OWNER) => {
+                give_back(&owned, &node.name, CORDON_OWNER, is_answered_for).await;
+            }
+            Some(installer::CORDON_OWNER) => {
+                give_back(&owned, &node.name, installer::CORDON_OWNER, is_being_updated).await;
+            }
+            Some(_) | None => {}
+        }
+    }
+}
+
+async fn give_back(
+    owned: &Owned,
+    node: &str,
+    owner: &str,
+    is_kept: impl AsyncFn(&Owned, &str) -> Result<bool, StoreError>,
+) {
+    let mut pause = super::carry::FIRST_PAUSE;
+    loop {
+        match is_kept(owned, node).await {
+            Ok(true) => return,
+            Ok(false) => {
+                match super::carry::uncordon(&owned.app, &owned.cluster, node, owner).await {
+                    Ok(()) => return,
+                    Err(reason) => {
+                        let cluster = &owned.cluster;
+                        tracing::warn!(cluster, node, reason, "a cordon of ours is still there");
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(?error, node, "will look again at a cordon of ours"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = super::carry::longer(pause);
+    }
+}
+
+/// Whether the record of a drain takes care of the node's cordon.
+async fn is_answered_for(owned: &Owned, node: &str) -> Result<bool, StoreError> {
+    let key = DrainRecord::key(&owned.cluster, node);
+    let record = owned.app.store.read::<DrainRecord>(&key).await?;
+    Ok(record.is_some_and(|record| record.value.is_running() || record.value.cordon_left))
+}
+
+async fn is_being_updated(owned: &Owned, _: &str) -> Result<bool, StoreError> {
+    let record = owned.app.store.read::<ClusterRecord>(&owned.cluster).await?;
+    Ok(record.is_some_and(|record| record.value.state == ClusterState::Updating))
+}
