@@ -242,19 +242,15 @@ async fn commit(
     app.commit_with(record, txn, now).await
 }
 
-/// Deletes all that is kept of the drains of a cluster that goes. Nothing new comes: a cluster that
-/// is being deleted takes no drains.
-pub async fn forget(store: &Store, cluster: &str) -> StoreResult<()> {
+/// A transaction that deletes some drains of a cluster that goes; `None` when there are no more.
+/// Nothing new comes: a cluster that is being deleted takes no drains.
+pub async fn removal(store: &Store, cluster: &str) -> StoreResult<Option<Txn>> {
     /// Well below the store's limit for one transaction.
     const BATCH: usize = 100;
     let prefix = key_of::<DrainRecord>(&DrainRecord::key(cluster, ""));
-    loop {
-        let page = Page { after: None, limit: BATCH, descending: false };
-        let listing = store.list(&prefix, page).await?;
-        if listing.entries.is_empty() {
-            return Ok(());
-        }
-        let delete = |txn: Txn, entry: wharf_store::Entry| txn.delete(entry.key);
-        let _ = store.commit(listing.entries.into_iter().fold(Txn::new(), delete)).await?;
-    }
+    let page = Page { after: None, limit: BATCH, descending: false };
+    let listing = store.list(&prefix, page).await?;
+    let keys = listing.entries.into_iter().map(|entry| entry.key);
+    let txn = keys.fold(Txn::new(), Txn::delete);
+    Ok((!txn.ops.is_empty()).then_some(txn))
 }

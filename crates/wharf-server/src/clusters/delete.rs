@@ -46,7 +46,9 @@ pub async fn delete(
                 check_revision(name, unreadable.revision, if_match)?;
                 let txn = forget_unreadable(&unreadable, mode)?;
                 // Too many for one transaction; nobody carries them out for such a cluster.
-                drains::forget(&app.store, name).await?;
+                while let Some(txn) = drains::removal(&app.store, name).await? {
+                    let _ = app.store.commit(txn).await?;
+                }
                 repair::empty(&app.store, name).await?;
                 txn
             }

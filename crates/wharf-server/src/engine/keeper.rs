@@ -255,13 +255,13 @@ impl Keeper {
         let kind = journal.snapshot().kind;
         if kind == OperationKind::Delete {
             repair::empty_fenced(&self.app.store, &self.cluster, &self.fenced).await?;
+            while let Some(txn) = drains::removal(&self.app.store, &self.cluster).await? {
+                self.fenced.commit(|_| Ok(txn.clone())).await?;
+            }
         }
         let event = ended.event(kind);
         journal.change(|record, now| ended.record_in(record, now));
         let operation = journal.snapshot();
-        if event == ClusterEvent::DeleteCompleted {
-            drains::forget(&self.app.store, &self.cluster).await?;
-        }
         let settled = self.fenced.commit(|stored| {
             let now = Timestamp::now();
             let txn = Txn::new().write(journal.id(), &operation, now, None)?;
