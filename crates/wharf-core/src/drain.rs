@@ -19,13 +19,13 @@ mod plan_tests;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
 
 use budget::{Allowances, Say};
 use plan::{Seen, look, volumes_left};
-use policy::is_due;
+use policy::{SETTLED, is_due};
 use report::remark;
 
 pub use budget::Outlook;
@@ -81,6 +81,7 @@ pub fn decide_drain(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Dec
         (Some(_), _) if !node.unschedulable => drain.give_up_to_a_person(),
         (Some(_), _) => drain.decide_evictions(),
         (None, Some(other)) => drain.wait_for_other_owner(&other.owner),
+        (None, None) if snapshot.cordoned_since.is_some() => drain.give_up_to_a_person(),
         (None, None) => drain.decide_rehearsal(),
     }
 }
@@ -101,10 +102,17 @@ impl<'a> Drain<'a> {
         let mut leaving = look(snapshot, now, policy);
         let given_up = leaving.iter().filter(|seen| seen.class == Class::Lost).count();
         leaving.retain(|seen| seen.class.must_leave());
-        Self { snapshot, now, policy, leaving, given_up, allowances: Allowances::new(snapshot) }
+        Self {
+            snapshot,
+            now,
+            policy,
+            leaving,
+            given_up,
+            allowances: Allowances::new(snapshot, now),
+        }
     }
 
-    /// Somebody made the node schedulable again: it is not fought over.
+    /// Somebody took our cordon, or only our mark: the node is not fought over.
     fn give_up_to_a_person(&self) -> Decision {
         let report = self.report(Stage::Evicting);
         let failure = Verdict::Failed(Failure::UncordonedByAPerson);
@@ -114,7 +122,7 @@ impl<'a> Drain<'a> {
     fn wait_for_other_owner(&self, owner: &str) -> Decision {
         let mut report = self.report(Stage::Rehearsing);
         let reason = WaitReason::CordonedBy(owner.to_owned());
-        report.waiting.push(Waiting { pod: None, reason, remark: None });
+        report.waiting.push(Waiting { pod: None, reason, remark: None, since: None });
         if self.is_late() {
             return self.fail(|waiting| Failure::Deadline { waiting }, Vec::new(), report);
         }
@@ -127,8 +135,9 @@ impl<'a> Drain<'a> {
             return self.go_on(vec![Action::Cordon], report);
         }
         let mut due = Vec::new();
+        let mut spoken_for = self.spoken_for();
         for seen in &self.leaving {
-            match self.rehearsal(seen) {
+            match self.rehearsal(seen, &mut spoken_for) {
                 Next::Ask => due.push(seen),
                 Next::Agreed => continue,
                 Next::Wait => {}
@@ -167,10 +176,11 @@ impl<'a> Drain<'a> {
         in_turn(&mut due);
         let mut actions = Vec::new();
         for seen in due {
-            if actions.len() >= self.policy.parallel.max(1) {
+            if actions.len() >= self.room() {
                 break;
             }
             let held = self.is_held(seen) && self.allowances.say(seen.pod) != Say::Free;
+            let held = held || self.allowances.is_busy(seen.pod);
             match seen.class {
                 Class::Delete => actions.push(Action::Delete(seen.pod.pod.clone())),
                 Class::Evict if !held => {
@@ -194,17 +204,24 @@ impl<'a> Drain<'a> {
         self.go_on(actions, report)
     }
 
-    /// Where refusals are counted, all pods are asked about before the first leaves: later a refusal
+    /// Where refusals are counted, all budgets are asked before the first pod leaves: later a refusal
     /// would only tell of our own evictions.
     fn rehearse_what_is_untried(&self) -> Option<Decision> {
         self.policy.attempts?;
-        let untried = |seen: &&Seen<'_>| {
+        let mut spoken_for = self.spoken_for();
+        let mut asked = Vec::new();
+        let mut awaited = false;
+        let open = |seen: &&Seen<'_>| {
             seen.class == Class::Evict && seen.bound_by_budgets && seen.pod.last_try.is_none()
         };
-        let asked = self.leaving.iter().filter(untried);
-        let actions: Vec<Action> =
-            asked.map(|seen| Action::Rehearse(seen.pod.pod.clone())).collect();
-        if actions.is_empty() || self.is_late() {
+        for seen in self.leaving.iter().filter(open) {
+            match self.rehearsal(seen, &mut spoken_for) {
+                Next::Ask => asked.push(Action::Rehearse(seen.pod.pod.clone())),
+                Next::Wait => awaited = true,
+                Next::Agreed => {}
+            }
+        }
+        if (asked.is_empty() && !awaited) || self.is_late() {
             return None;
         }
         let mut report = self.report(Stage::Evicting);
@@ -212,7 +229,7 @@ impl<'a> Drain<'a> {
         report.waiting = self.leaving.iter().map(waiting).collect();
         match self.hopeless(&report) {
             Some(_) => None,
-            None => Some(self.go_on(actions, report)),
+            None => Some(self.go_on(asked, report)),
         }
     }
 
@@ -226,10 +243,11 @@ impl<'a> Drain<'a> {
     /// All pods are gone. What was on its way to the node before the cordon shows a moment later,
     /// and a volume that never detaches does not hold the drain for ever.
     fn decide_detaching(&self) -> Decision {
-        let seen = self.snapshot.empty_since;
-        if !self.is_late() && !seen.is_some_and(|since| is_due(since, self.policy.retry, self.now))
-        {
-            return self.go_on(Vec::new(), self.report(Stage::Evicting));
+        let settled = self.snapshot.cordoned_since.map(|since| since.saturating_add(SETTLED));
+        let settled = settled.and_then(Result::ok).filter(|time| self.now < *time);
+        if let Some(time) = settled.filter(|_| !self.is_late()) {
+            let decision = self.go_on(Vec::new(), self.report(Stage::Evicting));
+            return Decision { wake_at: decision.wake_at.min(time), ..decision };
         }
         let volumes = volumes_left(self.snapshot, self.now, self.policy);
         if volumes.is_empty() || self.is_late() {
@@ -238,7 +256,7 @@ impl<'a> Drain<'a> {
         }
         let mut report = self.report(Stage::Detaching);
         let reason = WaitReason::Volumes(volumes);
-        report.waiting.push(Waiting { pod: None, reason, remark: None });
+        report.waiting.push(Waiting { pod: None, reason, remark: None, since: None });
         self.go_on(Vec::new(), report)
     }
 
@@ -266,7 +284,36 @@ impl<'a> Drain<'a> {
         self.is_late().then(|| Failure::Deadline { waiting: report.waiting.clone() })
     }
 
-    fn rehearsal(&self, seen: &Seen<'_>) -> Next {
+    /// The budgets that have answered for one of their pods, or are being asked.
+    ///
+    /// The API server judges each pod by itself and a rehearsal changes nothing: what it says of one
+    /// pod of a budget it says of all that are as ready. So one is asked for all, and the drain of a
+    /// node costs hardly more writes than evictions.
+    fn spoken_for(&self) -> SpokenFor {
+        let mut spoken_for = SpokenFor::default();
+        for seen in self.leaving.iter().filter(|seen| seen.class == Class::Evict) {
+            let Some(key) = self.key(seen.pod) else { continue };
+            match seen.pod.last_try.as_ref().map(|last| &last.answer) {
+                Some(Answer::Allowed | Answer::Accepted) => {
+                    spoken_for.agreed.insert(key);
+                }
+                Some(_) => {
+                    spoken_for.asked.insert(key);
+                }
+                None if seen.pod.asking => {
+                    spoken_for.asked.insert(key);
+                }
+                None => {}
+            }
+        }
+        spoken_for
+    }
+
+    fn key(&self, pod: &PodFacts) -> Option<(usize, bool)> {
+        self.allowances.only(pod).map(|place| (place, pod.ready))
+    }
+
+    fn rehearsal(&self, seen: &Seen<'_>, spoken_for: &mut SpokenFor) -> Next {
         match seen.class {
             Class::JobBlocks | Class::JobWaits => return Next::Wait,
             Class::Evict => {}
@@ -278,16 +325,38 @@ impl<'a> Drain<'a> {
             | Class::Finished
             | Class::Lost => return Next::Agreed,
         }
-        let Some(last) = &seen.pod.last_try else { return Next::Ask };
+        if seen.pod.asking {
+            return Next::Wait;
+        }
+        let covered = !self.allowances.covering(seen.pod).is_empty() && !seen.pod.pending;
+        // No budget can refuse a pod that none covers; anything else that may stand in the way of
+        // its eviction is met, and waited for, when it is done.
+        if self.snapshot.budgets.is_some() && !covered {
+            return Next::Agreed;
+        }
+        // It would be refused, and its budget is watched.
+        let known = seen.bound_by_budgets && self.policy.attempts.is_none();
+        let held = known && self.allowances.say(seen.pod) != Say::Free;
+        let Some(last) = &seen.pod.last_try else {
+            return match self.key(seen.pod) {
+                Some(key) if spoken_for.agreed.contains(&key) => Next::Agreed,
+                _ if held => Next::Wait,
+                Some(key) if !spoken_for.asked.insert(key) => Next::Wait,
+                Some(_) | None => Next::Ask,
+            };
+        };
         match last.answer {
             Answer::Allowed | Answer::Accepted => Next::Agreed,
             Answer::Refused { .. } | Answer::Failed { .. } | Answer::Later { .. } => {
-                if self.is_retry_due(seen.pod, last) { Next::Ask } else { Next::Wait }
+                if !held && self.is_retry_due(seen.pod, last) { Next::Ask } else { Next::Wait }
             }
         }
     }
 
     fn is_due(&self, seen: &Seen<'_>) -> bool {
+        if seen.pod.asking {
+            return false;
+        }
         let Some(last) = &seen.pod.last_try else { return true };
         match last.answer {
             // Only a rehearsal; the eviction itself has not been tried.
@@ -305,7 +374,12 @@ impl<'a> Drain<'a> {
 
     fn is_retry_due(&self, pod: &PodFacts, last: &Try) -> bool {
         let asked_for = last.not_before.is_none_or(|time| self.now >= time);
-        asked_for && is_due(last.at, retry_delay(self.policy.retry, pod, last), self.now)
+        // A budget that changed and allows it now has another answer.
+        let freed = is_refusal(last)
+            && self.allowances.say(pod) == Say::Free
+            && self.allowances.has_changed(pod, last.at);
+        let delay = retry_delay(self.policy.retry, pod, last);
+        asked_for && (freed || is_due(last.at, delay, self.now))
     }
 
     /// Why the pod is still there.
@@ -342,7 +416,7 @@ impl<'a> Drain<'a> {
             }
         };
         let remark = remark(seen.pod, &self.allowances);
-        Waiting { pod: Some(seen.pod.pod.clone()), reason, remark }
+        Waiting { pod: Some(seen.pod.pod.clone()), reason, remark, since: None }
     }
 
     fn report(&self, stage: Stage) -> Report {
@@ -363,15 +437,27 @@ impl<'a> Drain<'a> {
         Decision::end(verdict, undo, self.now, report)
     }
 
-    /// With something to do the facts change at once; otherwise the next look is after the time
-    /// of a retry, and at the deadline at the latest.
+    /// How many more may be asked for at once.
+    fn room(&self) -> usize {
+        let asking = self.snapshot.pods.iter().filter(|pod| pod.asking).count();
+        self.policy.parallel.max(1).saturating_sub(asking)
+    }
+
+    /// An answer or a change calls for another look at once; without any the next one is soon, and at
+    /// the deadline at the latest.
     fn go_on(&self, mut actions: Vec<Action>, report: Report) -> Decision {
-        actions.truncate(self.policy.parallel.max(1));
-        let pause = if actions.is_empty() { self.policy.retry } else { Duration::ZERO };
-        let wake_at = self.now.saturating_add(pause).unwrap_or(self.now);
+        actions.truncate(self.room());
+        let wake_at = self.now.saturating_add(RETRY).unwrap_or(self.now);
         let wake_at = wake_at.min(self.policy.deadline).max(self.now);
         Decision { verdict: Verdict::Going, actions, wake_at, report }
     }
+}
+
+/// By budget, and by whether the pods are ready.
+#[derive(Default)]
+struct SpokenFor {
+    agreed: BTreeSet<(usize, bool)>,
+    asked: BTreeSet<(usize, bool)>,
 }
 
 enum Next {

@@ -4,7 +4,7 @@
 //! nobody lifts a cordon that is not his. A person's cordon carries no such mark: it is found
 //! as the state before, and left behind.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
@@ -160,13 +160,16 @@ fn merge(patch: &mut Value, key: &str, value: Value) {
     }
 }
 
-pub(crate) fn is_unschedulable(node: &Node) -> bool {
+fn is_unschedulable(node: &Node) -> bool {
     node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or_default()
 }
 
-/// The mark of the owner, if the node carries one.
-pub(crate) fn mark(node: &Node) -> Option<Cordon> {
-    let annotations = node.metadata.annotations.as_ref()?;
+fn mark(node: &Node) -> Option<Cordon> {
+    mark_in(node.metadata.annotations.as_ref()?)
+}
+
+/// The mark of the owner, if the annotations of a node carry one.
+pub(crate) fn mark_in(annotations: &BTreeMap<String, String>) -> Option<Cordon> {
     let owner = annotations.get(CORDON_OWNER)?.clone();
     let before = annotations.get(CORDON_BEFORE).is_some_and(|before| before == "true");
     Some(Cordon { owner, before })

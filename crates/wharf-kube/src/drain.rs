@@ -1,34 +1,52 @@
 //! Carries a drain out: looks, lets `wharf_core::drain` decide, acts, and looks again.
 //!
-//! Guarantees: pods leave by eviction alone, each by its UID; a drain that fails takes its cordon
-//! back, and a person's cordon survives it. One that is dropped leaves its cordon: whoever drops it
-//! takes it back with [`Cluster::uncordon`], which can also be done after a restart.
+//! Flow: watches tell of the node, its pods and the budgets; every change and every answer calls for
+//! another decision. What is asked for runs beside the loop, so that a slow answer about one pod
+//! holds up no other.
+//!
+//! Guarantees: pods leave by eviction, or by deletion where the policy says so, each by its UID; a
+//! drain that fails takes its cordon back, and a person's cordon survives it. One that is dropped
+//! leaves its cordon: whoever drops it takes it back with [`Cluster::uncordon`], which can also be
+//! done after a restart.
 //!
 //! Assumptions: nobody else drains the same node under the same owner at the same time; two would
 //! not do harm, but the first to give up would uncordon.
 
-mod observe;
+mod objects;
+mod sight;
 
-pub(crate) use observe::MIRROR;
+pub(crate) use objects::MIRROR;
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::{
+    FutureExt, StreamExt,
+    future::BoxFuture,
+    stream::{self, FuturesUnordered},
+};
 use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
 use wharf_core::drain::{
-    Action, Answer, Decision, Failure, Plan, PodRef, Policy, Report, Stage, Try, Verdict,
-    decide_drain, plan_drain,
+    Action, Answer, Class, Decision, Failure, Plan, PodFacts, PodRef, Policy, RETRY, Report, Stage,
+    Try, Verdict, decide_drain, plan_drain,
 };
 
-use crate::{cluster::Cluster, error::KubeError, evict::Eviction};
+use self::sight::Sight;
+use crate::{
+    cluster::Cluster,
+    error::{KubeError, Result as KubeResult},
+    evict::Eviction,
+};
 
 /// The cordon of a drain that failed is not worth more time when the cluster is silent.
 const UNDO: Duration = Duration::from_secs(5);
+/// The watch shows our cordon long before; only one that is lost is put again.
+const CORDON_SHOWS: Duration = Duration::from_secs(1);
 
 /// The node is cordoned and empty, or it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drained {
-    /// So many evictions were accepted.
+    /// So many evictions and deletions were accepted.
     pub evicted: usize,
 }
 
@@ -61,7 +79,15 @@ pub async fn run(
     policy: &Policy,
     report: impl FnMut(&Report) + Send,
 ) -> Result<Drained, DrainError> {
-    let mut drain = Drain::new(cluster, node, policy);
+    let mut drain = Drain {
+        cluster,
+        node,
+        policy,
+        sight: Sight::new(cluster, node, policy),
+        asked: FuturesUnordered::new(),
+        cordoned_at: None,
+        evicted: 0,
+    };
     let end = drain.run(report).await;
     let node = node.to_owned();
     match end {
@@ -73,14 +99,44 @@ pub async fn run(
     }
 }
 
-/// What a drain would do, without doing it.
+/// What a drain would do, without doing it: every eviction that a budget may refuse is rehearsed.
 ///
 /// # Errors
-/// The API server does not answer or refuses.
-pub async fn plan(cluster: &Cluster, node: &str, policy: &Policy) -> Result<Plan, KubeError> {
-    let mut drain = Drain::new(cluster, node, policy);
-    let snapshot = drain.observe().await?;
-    Ok(plan_drain(&snapshot, Timestamp::now(), policy))
+/// There is no such Node, or the API server does not answer or refuses.
+pub async fn plan(cluster: &Cluster, node: &str, policy: &Policy) -> KubeResult<Plan> {
+    let mut sight = Sight::new(cluster, node, policy);
+    let end = Instant::now() + cluster.timeout();
+    while !sight.is_complete() {
+        match tokio::time::timeout_at(end, sight.next()).await {
+            Ok(told) => sight.take(told).await?,
+            Err(_) => return Err(sight.failure.take().unwrap_or_else(|| silence(cluster, node))),
+        }
+    }
+    if sight.snapshot.node.is_none() {
+        let (what, message) = (format!("plan a drain of node {node}"), "there is none".to_owned());
+        return Err(KubeError::Status { what, code: 404, reason: "NotFound".to_owned(), message });
+    }
+    let first = plan_drain(&sight.snapshot, Timestamp::now(), policy);
+    let unknown = sight.snapshot.budgets.is_none();
+    let asked = first.pods.iter();
+    let asked =
+        asked.filter(|pod| pod.class == Class::Evict && (unknown || !pod.budgets.is_empty()));
+    let questions = asked.filter_map(|planned| {
+        let facts = sight.find(&planned.pod)?.clone();
+        Some(Question { facts, kind: Kind::Rehearse, at: Timestamp::now() })
+    });
+    let questions: Vec<Question> = questions.collect();
+    let asked = questions.into_iter().map(|question| question.ask(cluster.clone(), None, false));
+    let mut answers = stream::iter(asked).buffer_unordered(policy.parallel.max(1));
+    while let Some((question, answer)) = answers.next().await {
+        let (last_try, _) = question.judge(&sight, answer);
+        sight.note(&question.facts.pod, last_try);
+    }
+    Ok(plan_drain(&sight.snapshot, Timestamp::now(), policy))
+}
+
+fn silence(cluster: &Cluster, node: &str) -> KubeError {
+    KubeError::Timeout { what: format!("look at node {node}"), after: cluster.timeout() }
 }
 
 /// What a drain remembers between two looks. All of it can be lost without harm.
@@ -88,119 +144,140 @@ struct Drain<'a> {
     cluster: &'a Cluster,
     node: &'a str,
     policy: &'a Policy,
-    /// The last answer for each pod, by UID.
-    tries: HashMap<String, Try>,
-    /// Whether a DaemonSet is there, by UID.
-    sets: HashMap<String, bool>,
-    empty_since: Option<Timestamp>,
+    sight: Sight<'a>,
+    asked: FuturesUnordered<BoxFuture<'static, Answered>>,
+    cordoned_at: Option<Instant>,
     evicted: usize,
 }
 
-impl<'a> Drain<'a> {
-    fn new(cluster: &'a Cluster, node: &'a str, policy: &'a Policy) -> Self {
-        Self {
-            cluster,
-            node,
-            policy,
-            tries: HashMap::new(),
-            sets: HashMap::new(),
-            empty_since: None,
-            evicted: 0,
-        }
-    }
+type Answered = (Question, KubeResult<Eviction>);
+/// The failure that a decision came to, with what went wrong in undoing; `None` is success.
+type End = Option<(Failure, Option<KubeError>)>;
 
-    /// The failure that the decision came to, with what went wrong in undoing; `None` is success.
-    async fn run(
-        &mut self,
-        mut report: impl FnMut(&Report) + Send,
-    ) -> Result<Option<(Failure, Option<KubeError>)>, KubeError> {
-        let mut last = None;
+impl Drain<'_> {
+    async fn run(&mut self, mut report: impl FnMut(&Report) + Send) -> KubeResult<End> {
+        let mut last: Option<Report> = None;
         loop {
-            let decision = match self.decide().await {
-                Ok(decision) => decision,
-                Err(error) if error.is_transient() && Timestamp::now() < self.policy.deadline => {
-                    tokio::time::sleep(self.policy.retry).await;
-                    continue;
+            self.take_what_is_there().await?;
+            let mut wake_at = Timestamp::now().saturating_add(RETRY).unwrap_or(Timestamp::MAX);
+            if self.sight.is_complete() {
+                let mut decision = self.decide();
+                if decision.verdict == Verdict::Done && self.sight.snapshot.node.is_some() {
+                    decision = self.decide_afresh().await?;
                 }
-                Err(error) => return Err(error),
-            };
-            if last.as_ref() != Some(&decision.report) {
-                report(&decision.report);
-                last = Some(decision.report);
+                wake_at = decision.wake_at;
+                decision.report.date(last.as_ref(), Timestamp::now());
+                if last.as_ref() != Some(&decision.report) {
+                    report(&decision.report);
+                    last = Some(decision.report);
+                }
+                let acted = self.act(decision.actions).await;
+                match decision.verdict {
+                    Verdict::Going => acted?,
+                    Verdict::Done => return Ok(None),
+                    Verdict::Failed(failure) => return Ok(Some((failure, acted.err()))),
+                }
+            } else if Timestamp::now() >= self.policy.deadline {
+                let failure = self.sight.failure.take();
+                return Err(failure.unwrap_or_else(|| silence(self.cluster, self.node)));
             }
-            let acted = self.act(&decision.actions).await;
-            match decision.verdict {
-                Verdict::Going => acted?,
-                Verdict::Done => return Ok(None),
-                Verdict::Failed(failure) => return Ok(Some((failure, acted.err()))),
+            tokio::select! {
+                biased;
+                Some(answer) = self.asked.next() => self.note(answer)?,
+                told = self.sight.next() => self.sight.take(told).await?,
+                () = sleep_until(wake_at) => {}
             }
-            sleep_until(decision.wake_at).await;
         }
     }
 
-    async fn decide(&mut self) -> Result<Decision, KubeError> {
-        let snapshot = self.observe().await?;
+    /// What has been answered and told by now goes into one decision.
+    async fn take_what_is_there(&mut self) -> KubeResult<()> {
+        while let Some(Some(answer)) = self.asked.next().now_or_never() {
+            self.note(answer)?;
+        }
+        while let Some(told) = self.sight.next().now_or_never() {
+            self.sight.take(told).await?;
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self) -> Decision {
         let now = Timestamp::now();
-        let decision = decide_drain(&snapshot, now, self.policy);
+        let decision = decide_drain(&self.sight.snapshot, now, self.policy);
         let emptying = matches!(decision.report.stage, Stage::Evicting | Stage::Detaching);
         let is_empty = emptying && decision.report.left == 0;
-        self.empty_since = is_empty.then(|| self.empty_since.unwrap_or(now));
+        let since = &mut self.sight.snapshot.empty_since;
+        *since = is_empty.then(|| since.unwrap_or(now));
+        decision
+    }
+
+    /// The end is decided on what the API server says now, not on what watches told.
+    async fn decide_afresh(&mut self) -> KubeResult<Decision> {
+        match self.sight.refresh_pods().await {
+            Err(error) if !error.is_transient() || Timestamp::now() >= self.policy.deadline => {
+                return Err(error);
+            }
+            // They are asked for again before anything is decided.
+            Ok(()) | Err(_) => {}
+        }
+        let mut decision = self.decide();
+        if !self.sight.is_complete() {
+            decision.verdict = Verdict::Going;
+            decision.wake_at = Timestamp::now().saturating_add(RETRY).unwrap_or(Timestamp::MAX);
+        }
         Ok(decision)
     }
 
-    async fn act(&mut self, actions: &[Action]) -> Result<(), KubeError> {
-        let pods = actions.iter().filter_map(|action| match action {
-            Action::Rehearse(pod) | Action::Evict(pod) | Action::Delete(pod) => Some((pod, action)),
-            Action::Cordon | Action::Uncordon => None,
-        });
-        let (cluster, grace) = (self.cluster, self.policy.grace_seconds);
-        let evictions = pods.map(|(pod, action)| async move {
-            let rehearse = matches!(action, Action::Rehearse(_));
-            let answer = match action {
-                Action::Delete(_) => cluster.delete_pod(pod, grace).await,
-                _ => cluster.evict(pod, rehearse).await,
-            };
-            (pod, rehearse, answer)
-        });
-        for (pod, rehearse, answer) in join_all(evictions).await {
-            self.note(pod, rehearse, answer);
-        }
-        if actions.contains(&Action::Uncordon) {
-            self.uncordon().await?;
-        }
-        if actions.contains(&Action::Cordon) {
-            match self.cluster.cordon(self.node, &self.policy.owner).await {
-                Err(error) if !error.is_transient() && !error.is_not_found() => return Err(error),
-                // The next look shows what came of it.
-                Ok(_) | Err(_) => {}
+    async fn act(&mut self, actions: Vec<Action>) -> KubeResult<()> {
+        for action in actions {
+            match action {
+                Action::Rehearse(pod) => self.ask(&pod, Kind::Rehearse),
+                Action::Evict(pod) => self.ask(&pod, Kind::Evict),
+                Action::Delete(pod) => self.ask(&pod, Kind::Delete),
+                Action::Uncordon => self.uncordon().await?,
+                Action::Cordon => self.cordon().await?,
             }
         }
         Ok(())
     }
 
-    fn note(&mut self, pod: &PodRef, rehearse: bool, answer: Result<Eviction, KubeError>) {
-        let answer = match answer {
-            Ok(Eviction::Gone) => {
-                self.tries.remove(&pod.uid);
-                return;
-            }
-            Ok(Eviction::Accepted) if rehearse => Answer::Allowed,
-            Ok(Eviction::Accepted) => {
-                self.evicted += 1;
-                Answer::Accepted
-            }
-            // No budget says no: the API server is busy.
-            Ok(Eviction::Refused { budgets, message }) if budgets.is_empty() => {
-                Answer::Later { message }
-            }
-            Ok(Eviction::Refused { budgets, message }) => Answer::Refused { budgets, message },
-            Err(error) => Answer::Failed { message: error.to_string() },
-        };
-        let answered = Try::after(self.tries.get(&pod.uid), Timestamp::now(), answer);
-        self.tries.insert(pod.uid.clone(), answered);
+    fn ask(&mut self, pod: &PodRef, kind: Kind) {
+        let Some(facts) = self.sight.ask(pod) else { return };
+        // An eviction by a wrong UID is refused, but first it is counted against the budget.
+        let reread = !self.sight.snapshot.budgets_of(&facts).is_empty();
+        let question = Question { facts, kind, at: Timestamp::now() };
+        let answer = question.ask(self.cluster.clone(), self.policy.grace_seconds, reread);
+        self.asked.push(answer.boxed());
     }
 
-    async fn uncordon(&self) -> Result<(), KubeError> {
+    fn note(&mut self, (question, answer): Answered) -> KubeResult<()> {
+        if let Err(error) = &answer
+            && error.code() == Some(401)
+        {
+            return answer.map(drop);
+        }
+        let (last_try, granted) = question.judge(&self.sight, answer);
+        if granted && question.kind != Kind::Rehearse {
+            self.evicted += 1;
+            self.sight.note_accepted(&question.facts, question.at);
+        }
+        self.sight.note(&question.facts.pod, last_try);
+        Ok(())
+    }
+
+    async fn cordon(&mut self) -> KubeResult<()> {
+        if self.cordoned_at.is_some_and(|at| at.elapsed() < CORDON_SHOWS) {
+            return Ok(());
+        }
+        match self.cluster.cordon(self.node, &self.policy.owner).await {
+            Err(error) if !error.is_transient() && !error.is_not_found() => return Err(error),
+            // The next look shows what came of it.
+            Ok(_) | Err(_) => self.cordoned_at = Some(Instant::now()),
+        }
+        Ok(())
+    }
+
+    async fn uncordon(&mut self) -> KubeResult<()> {
         let uncordon = self.cluster.uncordon(self.node, &self.policy.owner);
         match tokio::time::timeout(UNDO, uncordon).await {
             Ok(result) => result.map(drop),
@@ -209,6 +286,62 @@ impl<'a> Drain<'a> {
                 Err(KubeError::Timeout { what, after: UNDO })
             }
         }
+    }
+}
+
+/// What is asked about a pod, and when. The pod may be gone when the answer comes.
+struct Question {
+    facts: PodFacts,
+    kind: Kind,
+    at: Timestamp,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Rehearse,
+    Evict,
+    Delete,
+}
+
+impl Question {
+    async fn ask(self, cluster: Cluster, grace_seconds: Option<u32>, reread: bool) -> Answered {
+        let answer = match self.kind {
+            Kind::Rehearse => cluster.rehearse_eviction(&self.facts.pod).await,
+            Kind::Delete => cluster.delete_pod(&self.facts.pod, grace_seconds).await,
+            Kind::Evict if !reread => cluster.evict(&self.facts.pod, grace_seconds).await,
+            Kind::Evict => match cluster.is_gone(&self.facts.pod).await {
+                Ok(true) => Ok(Eviction::Gone),
+                Ok(false) => cluster.evict(&self.facts.pod, grace_seconds).await,
+                Err(error) => Err(error),
+            },
+        };
+        (self, answer)
+    }
+
+    /// What the answer means for the pod, and whether it was granted.
+    fn judge(&self, sight: &Sight<'_>, answer: KubeResult<Eviction>) -> (Try, bool) {
+        let (mut not_before, mut granted) = (None, false);
+        let budgets = || sight.snapshot.budgets_of(&self.facts);
+        let answer = match answer {
+            // The watch shows it a moment later.
+            Ok(Eviction::Gone) => Answer::Accepted,
+            Ok(Eviction::Accepted) => {
+                granted = true;
+                if self.kind == Kind::Rehearse { Answer::Allowed } else { Answer::Accepted }
+            }
+            Ok(Eviction::Refused { message }) => Answer::Refused { budgets: budgets(), message },
+            Ok(Eviction::Later { message, after }) => {
+                not_before = after.and_then(|after| Timestamp::now().checked_add(after).ok());
+                Answer::Later { message }
+            }
+            // Two budgets on one pod are answered as a fault of the server; it is a refusal.
+            Err(error) if error.code() == Some(500) && budgets().len() > 1 => {
+                Answer::Refused { budgets: budgets(), message: error.to_string() }
+            }
+            Err(error) => Answer::Failed { message: error.to_string() },
+        };
+        let last_try = Try::after(self.facts.last_try.as_ref(), self.at, answer);
+        (Try { not_before, ..last_try }, granted)
     }
 }
 

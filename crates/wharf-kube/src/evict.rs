@@ -1,20 +1,26 @@
 //! Evicting a pod, and who says no.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
-use http::Request;
-use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
+use http::{Request, header};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
-    api::{Api, DeleteParams, ListParams, Preconditions},
-    core::{Selector, SelectorExt, Status},
+    api::{Api, DeleteParams, Preconditions},
+    client::Body,
+    core::Status,
 };
-use serde_json::{Value, json};
-use wharf_core::drain::{Budget, PodRef};
+use serde_json::json;
+use wharf_core::drain::PodRef;
 
 use crate::{
     cluster::Cluster,
     error::{KubeError, Result},
 };
+
+/// The cause that a budget gives; a busy API server answers with the same code.
+const BUDGET: &str = "DisruptionBudget";
+/// The cause that is given in a namespace that is being deleted.
+const NAMESPACE_ENDS: &str = "NamespaceTerminating";
 
 /// The answer to an eviction. A refusal is an answer, not an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,41 +29,105 @@ pub enum Eviction {
     Accepted,
     /// This very pod is not there any more; another of its name is left alone.
     Gone,
-    Refused {
-        budgets: Vec<Budget>,
-        message: String,
-    },
+    /// A budget says no. The message names it.
+    Refused { message: String },
+    /// Nobody says no, but it is not the time.
+    Later { message: String, after: Option<Duration> },
 }
 
 impl Cluster {
-    /// Evicts a pod by its UID, within the budgets that protect it. With `rehearse` it is only
-    /// asked whether that would be allowed.
+    /// Evicts a pod by its UID, within the budgets that protect it. `grace_seconds` takes the place
+    /// of its own grace period.
     ///
     /// # Errors
-    /// Anything but an acceptance or a refusal.
-    pub async fn evict(&self, pod: &PodRef, rehearse: bool) -> Result<Eviction> {
-        let what = || format!("evict pod {pod}");
-        let evict = async {
-            match self.client.request::<Value>(eviction(pod, rehearse)?).await {
-                Err(kube::Error::Api(status)) => Ok(Err(status)),
-                other => other.map(Ok),
-            }
-        };
-        match self.call(what(), evict).await? {
-            Ok(_) => Ok(Eviction::Accepted),
-            Err(status) if status.code == 429 => self.refusal(pod, &status).await,
-            // Two budgets on one pod are answered as a fault of the server; it is a refusal.
-            Err(status) if status.code == 500 => match self.budgets_of(pod).await? {
-                budgets if budgets.len() > 1 => {
-                    Ok(Eviction::Refused { budgets, message: status.message })
-                }
-                _ => Err(KubeError::of(what(), kube::Error::Api(status))),
-            },
-            Err(status) if matches!(status.code, 404 | 409) && self.is_gone(pod).await? => {
-                Ok(Eviction::Gone)
-            }
-            Err(status) => Err(KubeError::of(what(), kube::Error::Api(status))),
+    /// Anything but an acceptance or a refusal. A pod that more than one budget covers is answered
+    /// with 500.
+    pub async fn evict(&self, pod: &PodRef, grace_seconds: Option<u32>) -> Result<Eviction> {
+        let mut options = json!({ "preconditions": { "uid": pod.uid } });
+        if let Some(options) = options.as_object_mut()
+            && let Some(seconds) = grace_seconds
+        {
+            options.insert("gracePeriodSeconds".to_owned(), json!(seconds));
         }
+        self.ask_for_eviction(pod, &options, "").await
+    }
+
+    /// Asks whether a pod could be evicted, without doing it.
+    ///
+    /// # Errors
+    /// As [`Cluster::evict`].
+    pub async fn rehearse_eviction(&self, pod: &PodRef) -> Result<Eviction> {
+        let options = json!({ "preconditions": { "uid": pod.uid } });
+        self.ask_for_eviction(pod, &options, "?dryRun=All").await
+    }
+
+    async fn ask_for_eviction(
+        &self,
+        pod: &PodRef,
+        options: &serde_json::Value,
+        query: &str,
+    ) -> Result<Eviction> {
+        let what = || format!("evict pod {pod}");
+        let (status, after) = match self.call(what(), self.post(pod, options, query)).await? {
+            Ok(()) => return Ok(Eviction::Accepted),
+            Err(refusal) => refusal,
+        };
+        let details = status.details.as_ref();
+        let causes = || details.iter().flat_map(|details| &details.causes);
+        let has_cause = |reason: &str| causes().any(|cause| cause.reason == reason);
+        let causes = causes().map(|cause| cause.message.as_str());
+        let message = || {
+            let all: Vec<&str> = std::iter::once(status.message.as_str()).chain(causes).collect();
+            all.join(" ")
+        };
+        match status.code {
+            // A budget that its controller has not looked at says when to come back.
+            429 if has_cause(BUDGET) && after.is_none() => {
+                Ok(Eviction::Refused { message: message() })
+            }
+            429 => Ok(Eviction::Later { message: message(), after }),
+            403 if has_cause(NAMESPACE_ENDS) => Ok(Eviction::Later { message: message(), after }),
+            404 | 409 if self.is_gone(pod).await? => Ok(Eviction::Gone),
+            _ => Err(KubeError::of(what(), kube::Error::Api(status.boxed()))),
+        }
+    }
+
+    /// The library's own eviction request spells `deleteOptions` in a way that API servers ignore,
+    /// and the condition on the UID with it. It also keeps no headers.
+    async fn post(
+        &self,
+        pod: &PodRef,
+        options: &serde_json::Value,
+        query: &str,
+    ) -> std::result::Result<std::result::Result<(), (Status, Option<Duration>)>, kube::Error> {
+        let PodRef { namespace, name, .. } = pod;
+        let body = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": { "namespace": namespace, "name": name },
+            "deleteOptions": options,
+        });
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction{query}");
+        let request = Request::post(path)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body.to_string().into_bytes()))
+            .map_err(kube::Error::HttpError)?;
+        let answer = self.client.send(request).await?;
+        let code = answer.status();
+        let after = answer.headers().get(header::RETRY_AFTER);
+        let after = after.and_then(|value| value.to_str().ok()?.parse().ok());
+        let after = after.map(Duration::from_secs).filter(|after| !after.is_zero());
+        let text = answer.into_body().collect_bytes().await?;
+        if code.is_success() {
+            return Ok(Ok(()));
+        }
+        // What stands between us and the API server, or a busy one, answers in plain words.
+        let mut status = serde_json::from_slice(&text).unwrap_or_else(|_| Status {
+            message: String::from_utf8_lossy(&text).trim().to_owned(),
+            ..Status::default()
+        });
+        status.code = code.as_u16();
+        Ok(Err((status, after)))
     }
 
     /// Deletes a pod by its UID, past the budgets that protect it.
@@ -74,70 +144,19 @@ impl Cluster {
         };
         match self.call(format!("delete pod {pod}"), api.delete(&pod.name, &how)).await {
             Ok(_) => Ok(Eviction::Accepted),
-            Err(error) if error.is_not_found() || self.is_gone(pod).await? => Ok(Eviction::Gone),
+            Err(error) if error.is_not_found() => Ok(Eviction::Gone),
+            Err(error) if error.code() == Some(409) && self.is_gone(pod).await? => {
+                Ok(Eviction::Gone)
+            }
             Err(error) => Err(error),
         }
     }
 
     /// Whether no pod with this UID is there.
-    async fn is_gone(&self, pod: &PodRef) -> Result<bool> {
+    pub(crate) async fn is_gone(&self, pod: &PodRef) -> Result<bool> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let found = self.call(format!("read pod {pod}"), api.get_opt(&pod.name)).await?;
+        let found = api.get_metadata_opt(&pod.name);
+        let found = self.call(format!("read pod {pod}"), found).await?;
         Ok(found.and_then(|found| found.metadata.uid).is_none_or(|uid| uid != pod.uid))
-    }
-
-    async fn refusal(&self, pod: &PodRef, status: &Status) -> Result<Eviction> {
-        // A busy API server answers 429 as well; only a budget gives this cause.
-        let causes = status.details.iter().flat_map(|details| &details.causes);
-        let causes: Vec<_> = causes.filter(|cause| cause.reason == "DisruptionBudget").collect();
-        let mut message = status.message.clone();
-        for cause in &causes {
-            message = format!("{message} {}", cause.message);
-        }
-        let budgets = if causes.is_empty() { Vec::new() } else { self.budgets_of(pod).await? };
-        Ok(Eviction::Refused { budgets, message })
-    }
-
-    /// The budgets that cover a pod.
-    async fn budgets_of(&self, pod: &PodRef) -> Result<Vec<Budget>> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let found = self.call(format!("read pod {pod}"), pods.get_opt(&pod.name)).await?;
-        let labels = found.and_then(|found| found.metadata.labels).unwrap_or_default();
-        let api: Api<PodDisruptionBudget> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let what = format!("list the budgets of {}", pod.namespace);
-        let list = self.call(what, api.list(&ListParams::default())).await?;
-        Ok(list.items.into_iter().filter(|one| covers(one, &labels)).map(budget).collect())
-    }
-}
-
-/// The library's own eviction request spells `deleteOptions` in a way that API servers ignore, and
-/// the condition on the UID with it.
-fn eviction(pod: &PodRef, rehearse: bool) -> std::result::Result<Request<Vec<u8>>, kube::Error> {
-    let PodRef { namespace, name, uid } = pod;
-    let dry_run = if rehearse { "?dryRun=All" } else { "" };
-    let body = json!({
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": { "namespace": namespace, "name": name },
-        "deleteOptions": { "preconditions": { "uid": uid } },
-    });
-    Request::post(format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction{dry_run}"))
-        .header(http::header::CONTENT_TYPE, "application/json")
-        .body(body.to_string().into_bytes())
-        .map_err(kube::Error::HttpError)
-}
-
-fn covers(budget: &PodDisruptionBudget, labels: &BTreeMap<String, String>) -> bool {
-    let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-    // No selector selects nothing, an empty one selects all.
-    selector
-        .and_then(|selector| Selector::try_from(selector).ok())
-        .is_some_and(|selector| selector.matches(labels))
-}
-
-fn budget(budget: PodDisruptionBudget) -> Budget {
-    Budget {
-        name: budget.metadata.name.unwrap_or_default(),
-        allowed: budget.status.map_or(0, |status| status.disruptions_allowed),
     }
 }

@@ -34,8 +34,9 @@ use crate::kubeconfig::{Access, Identity, KubeconfigError};
 const CONNECT: Duration = Duration::from_secs(3);
 /// Longer than the pause between two probes, so that a healthy cluster keeps one connection.
 const IDLE: Duration = Duration::from_secs(30);
-/// There may be a thousand clusters in one process; more than these are closed after use.
-const IDLE_CONNECTIONS: usize = 2;
+/// As many as drains of a few nodes use at once; more are closed after use. A cluster that is only
+/// probed asks one thing at a time and never has more than one.
+const IDLE_CONNECTIONS: usize = 64;
 /// What a connection may keep in memory between two requests; the library's default is 400 KiB.
 const BUFFER: usize = 64 << 10;
 /// Sessions that can be resumed, for each cluster; the library's default is 256.

@@ -1,5 +1,5 @@
-//! A real Kubernetes API server for tests, on an etcd of its own: no kubelets, no scheduler, and
-//! just those controllers that a test asks for.
+//! A real Kubernetes API server for tests, on an etcd of its own: no kubelets, and just those
+//! controllers that a test asks for.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -27,6 +27,8 @@ const TOKEN: &str = "token-of-a-test";
 pub struct Options {
     /// Controllers to run, as `--controllers` takes them; none, no controller-manager.
     pub controllers: Vec<String>,
+    /// Whether pods are put on nodes.
+    pub scheduler: bool,
     /// Further flags, as kube-apiserver takes them.
     pub flags: Vec<String>,
 }
@@ -34,8 +36,10 @@ pub struct Options {
 /// Dropping it ends all its processes and deletes their data.
 #[derive(Debug)]
 pub struct ApiServer {
-    controllers: Option<Process>,
+    /// Whatever works through it.
+    clients: Vec<Process>,
     process: Process,
+    flags: Vec<String>,
     etcd: Etcd,
     port: u16,
     identities: Identities,
@@ -52,18 +56,37 @@ impl ApiServer {
         let dir = tempfile::Builder::new().prefix("wharf-apiserver-").tempdir()?;
         let identities = Identities::make(dir.path())?;
         let port = free_port()?;
-        let mut command = apiserver(dir.path(), port, &etcd)?;
-        command.args(&options.flags);
-        let process = Process::spawn(command)?;
-        let mut server = Self { controllers: None, process, etcd, port, identities, dir };
+        let flags = options.flags.clone();
+        let process = Process::spawn(apiserver(dir.path(), port, &etcd, &flags)?)?;
+        let clients = Vec::new();
+        let mut server = Self { clients, process, flags, etcd, port, identities, dir };
         server.wait_until_ready()?;
+        let kubeconfig = server.kubeconfig_file();
+        std::fs::write(&kubeconfig, server.kubeconfig())?;
         if !options.controllers.is_empty() {
-            let kubeconfig = server.dir.path().join("kubeconfig");
-            std::fs::write(&kubeconfig, server.kubeconfig())?;
             let command = controller_manager(&kubeconfig, &options.controllers)?;
-            server.controllers = Some(Process::spawn(command)?);
+            server.clients.push(Process::spawn(command)?);
+        }
+        if options.scheduler {
+            let mut command = Command::new(find("kube-scheduler")?);
+            command.arg(format!("--kubeconfig={}", kubeconfig.display()));
+            command.args(["--leader-elect=false", "--secure-port=0"]);
+            server.clients.push(Process::spawn(command)?);
         }
         Ok(server)
+    }
+
+    /// Starts it anew, as the same server on the same data. It may have been killed before.
+    pub fn restart(&mut self) -> Result<()> {
+        self.process.kill()?;
+        let command = apiserver(self.dir.path(), self.port, &self.etcd, &self.flags)?;
+        self.process = Process::spawn(command)?;
+        self.wait_until_ready()
+    }
+
+    /// Where its kubeconfig lies.
+    pub fn kubeconfig_file(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig")
     }
 
     /// `https://127.0.0.1:PORT`.
@@ -177,7 +200,7 @@ impl Identities {
     }
 }
 
-fn apiserver(dir: &Path, port: u16, etcd: &Etcd) -> Result<Command> {
+fn apiserver(dir: &Path, port: u16, etcd: &Etcd, flags: &[String]) -> Result<Command> {
     let mut command = Command::new(find("kube-apiserver")?);
     let file = |flag: &str, name: &str| format!("--{flag}={}", dir.join(name).display());
     command
@@ -193,7 +216,8 @@ fn apiserver(dir: &Path, port: u16, etcd: &Etcd) -> Result<Command> {
         .arg(file("tls-private-key-file", "server.key"))
         .arg(file("service-account-key-file", "accounts.pub"))
         .arg(file("service-account-signing-key-file", "accounts.key"))
-        .arg(file("token-auth-file", "tokens.csv"));
+        .arg(file("token-auth-file", "tokens.csv"))
+        .args(flags);
     Ok(command)
 }
 
@@ -206,7 +230,7 @@ fn controller_manager(kubeconfig: &Path, controllers: &[String]) -> Result<Comma
     Ok(command)
 }
 
-fn find(program: &str) -> Result<PathBuf> {
+pub(crate) fn find(program: &str) -> Result<PathBuf> {
     wharf_bundle::cache::find(program)
         .with_context(|| format!("there is no {program}: run `cargo xtask assets`"))
 }

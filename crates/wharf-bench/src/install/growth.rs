@@ -3,11 +3,11 @@
 //! Three machines are real: a control plane, a worker, and the one that joins and leaves. The other
 //! nodes are kwok's: objects in the API that are kept alive and never run anything.
 
-use std::{path::Path, process::Command, time::Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::json;
-use wharf_testbed::process::Process;
+use wharf_testbed::kwok::{self, FAKE};
 
 use super::{
     InstallArgs,
@@ -24,7 +24,6 @@ const LARGE: usize = 50;
 const GOAL: f64 = 1.2;
 /// Before the machine joins.
 const SHAPE: Shape = Shape { controlplanes: 1, workers: 1 };
-const FAKE: &str = "kwok.x-k8s.io/node";
 
 pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
     let bed = machines::start("growth", SHAPE.machines() + 1, &[])?;
@@ -33,7 +32,7 @@ pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
     let load = machines::load();
     server.create(&bed, SHAPE)?;
     let kubectl = Kubectl::new(server.kubeconfig()?)?;
-    let _kwok = kwok(kubectl.kubeconfig())?;
+    let _kwok = kwok::start(kubectl.kubeconfig())?;
     let grown = Shape { workers: SHAPE.workers + 1, ..SHAPE };
     let add = |nodes: usize| -> Result<f64> {
         fakes(&kubectl, nodes - SHAPE.machines())?;
@@ -65,19 +64,6 @@ pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
     );
     report.add(row.goal(GOAL).detail(detail));
     Ok(())
-}
-
-fn kwok(kubeconfig: &Path) -> Result<Process> {
-    let part = |name: &str| {
-        wharf_bundle::cache::find(name)
-            .with_context(|| format!("there is no {name}: run `cargo xtask assets`"))
-    };
-    let mut command = Command::new(part("kwok")?);
-    command.arg("--kubeconfig").arg(kubeconfig);
-    command.arg("--config").arg(part("kwok-stages.yaml")?);
-    command.arg("--manage-all-nodes=false");
-    command.arg(format!("--manage-nodes-with-annotation-selector={FAKE}=fake"));
-    Process::spawn(command)
 }
 
 /// Makes exactly so many nodes of kwok's, and waits until they are Ready.

@@ -5,12 +5,24 @@
 
 use std::collections::BTreeMap;
 
-use super::snapshot::{Answer, Budget, BudgetFacts, PodFacts, Snapshot};
+use jiff::Timestamp;
+
+use super::{
+    policy::{RETRY, is_due},
+    snapshot::{Answer, Budget, BudgetFacts, PodFacts, Snapshot},
+};
 
 /// What the budgets of a node's pods still allow, counted down as evictions are chosen.
 pub(super) struct Allowances<'a> {
     by_namespace: BTreeMap<&'a str, Vec<usize>>,
-    budgets: Vec<(&'a BudgetFacts, i32)>,
+    budgets: Vec<Counted<'a>>,
+}
+
+struct Counted<'a> {
+    facts: &'a BudgetFacts,
+    left: i32,
+    /// An eviction under it is under way, or not seen in what it allows.
+    busy: bool,
 }
 
 /// What budgets say to an eviction.
@@ -33,38 +45,73 @@ pub enum Outlook {
 }
 
 impl<'a> Allowances<'a> {
-    pub(super) fn new(snapshot: &'a Snapshot) -> Self {
+    pub(super) fn new(snapshot: &'a Snapshot, now: Timestamp) -> Self {
         let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (place, budget) in snapshot.budgets.iter().enumerate() {
+        let known = || snapshot.budgets.iter().flatten();
+        for (place, budget) in known().enumerate() {
             by_namespace.entry(&budget.namespace).or_default().push(place);
         }
-        let budgets = snapshot.budgets.iter().map(|budget| (budget, budget.allowed)).collect();
-        let mut allowances = Self { by_namespace, budgets };
-        // Accepted, but not seen as terminating: the budgets seen may be older than that.
-        let accepted = |pod: &&PodFacts| {
-            let answer = pod.last_try.as_ref().map(|last| &last.answer);
-            matches!(answer, Some(Answer::Accepted)) && !pod.terminating
+        let counted = |facts: &'a BudgetFacts| Counted {
+            facts,
+            left: facts.allowed,
+            busy: facts.taken_at.is_some_and(|taken| {
+                facts.changed_at.is_none_or(|changed| changed <= taken)
+                    && !is_due(taken, RETRY, now)
+            }),
         };
-        for pod in snapshot.pods.iter().filter(accepted) {
-            allowances.take(pod);
+        let mut allowances = Self { by_namespace, budgets: known().map(counted).collect() };
+        for pod in &snapshot.pods {
+            let last = pod.last_try.as_ref();
+            let accepted = last.filter(|last| last.answer == Answer::Accepted);
+            // Accepted, but not seen as terminating: the budgets seen may be older than that.
+            let unseen = accepted.is_some_and(|last| allowances.is_older(pod, last.at));
+            if pod.asking || (unseen && !pod.terminating) {
+                allowances.take(pod);
+            }
         }
         allowances
+    }
+
+    fn is_older(&self, pod: &PodFacts, than: Timestamp) -> bool {
+        let covering = self.covering(pod);
+        covering.iter().any(|(budget, _)| budget.changed_at.is_none_or(|at| at <= than))
     }
 
     /// The budgets that cover a pod, with what they allow now.
     pub(super) fn covering(&self, pod: &PodFacts) -> Vec<(&'a BudgetFacts, i32)> {
         let places = self.places(pod);
-        places.into_iter().filter_map(|place| self.budgets.get(place).copied()).collect()
+        let counted = places.into_iter().filter_map(|place| self.budgets.get(place));
+        counted.map(|one| (one.facts, one.left)).collect()
+    }
+
+    /// The place of the only budget that covers the pod and is asked about it.
+    pub(super) fn only(&self, pod: &PodFacts) -> Option<usize> {
+        match self.places(pod).as_slice() {
+            [one] if !pod.pending => Some(*one),
+            _ => None,
+        }
     }
 
     fn places(&self, pod: &PodFacts) -> Vec<usize> {
         let here = self.by_namespace.get(pod.pod.namespace.as_str()).into_iter().flatten();
         let covers = |place: &&usize| {
-            let budget = self.budgets.get(**place);
-            let selector = budget.and_then(|(budget, _)| budget.selector.as_ref());
-            selector.is_some_and(|selector| selector.matches(&pod.labels))
+            self.budgets.get(**place).is_some_and(|budget| budget.facts.covers(pod))
         };
         here.filter(covers).copied().collect()
+    }
+
+    /// Whether an eviction that counts against the pod's budget is to be seen first. The API server
+    /// writes the budget at each: of two at once one meets a conflict and sleeps half a second, while
+    /// one after the other takes some milliseconds.
+    pub(super) fn is_busy(&self, pod: &PodFacts) -> bool {
+        let mut budgets = self.places(pod).into_iter().filter_map(|place| self.budgets.get(place));
+        !pod.pending && budgets.any(|budget| budget.busy && counts(budget.facts, pod))
+    }
+
+    /// Whether the pod's only budget has changed since this time, so that another answer may come.
+    pub(super) fn has_changed(&self, pod: &PodFacts, since: Timestamp) -> bool {
+        let covering = self.covering(pod);
+        covering.len() == 1 && covering.iter().any(|(one, _)| one.changed_at > Some(since))
     }
 
     pub(super) fn say(&self, pod: &PodFacts) -> Say {
@@ -85,10 +132,11 @@ impl<'a> Allowances<'a> {
             return;
         }
         for place in self.places(pod) {
-            if let Some((budget, left)) = self.budgets.get_mut(place)
-                && counts(budget, pod)
+            if let Some(budget) = self.budgets.get_mut(place)
+                && counts(budget.facts, pod)
             {
-                *left -= 1;
+                budget.left -= 1;
+                budget.busy = true;
             }
         }
     }

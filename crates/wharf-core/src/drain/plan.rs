@@ -85,8 +85,8 @@ pub enum Prospect {
 
 /// Plans a drain without touching anything.
 pub fn plan_drain(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Plan {
-    let mut allowances = Allowances::new(snapshot);
-    let fresh = Allowances::new(snapshot);
+    let mut allowances = Allowances::new(snapshot, now);
+    let fresh = Allowances::new(snapshot, now);
     let mut prospect = Prospect::Clear;
     let mut pods = Vec::with_capacity(snapshot.pods.len());
     for seen in look(snapshot, now, policy) {

@@ -39,8 +39,10 @@ pub struct Policy {
 }
 
 /// Half a second: a budget that frees up is used soon, and a blocked drain costs the API server
-/// two requests a second for each pod at most.
+/// two requests a second for each pod at most. Looks are as far apart when nothing happens.
 pub const RETRY: Duration = Duration::from_millis(500);
+/// What the scheduler sent to the node before it knew of the cordon has shown by then.
+pub(super) const SETTLED: Duration = Duration::from_millis(500);
 /// Enough to empty a full node (110 pods) in a few rounds.
 pub const PARALLEL: usize = 16;
 /// Kubernetes itself calls a node unready only after as long a silence; a reboot or a restart of

@@ -12,13 +12,24 @@ pub struct Snapshot {
     /// `None` when there is no such Node.
     pub node: Option<NodeFacts>,
     pub pods: Vec<PodFacts>,
-    /// The budgets of the pods' namespaces. Without them the API server alone judges.
-    pub budgets: Vec<BudgetFacts>,
+    /// The budgets of the pods' namespaces. `None` when they cannot be read: then the API server
+    /// alone judges.
+    pub budgets: Option<Vec<BudgetFacts>>,
     /// The labels of the pods' namespaces, by name.
     pub namespaces: BTreeMap<String, Labels>,
     pub volumes: Volumes,
+    /// Since when this drain has known of its cordon on the node.
+    pub cordoned_since: Option<Timestamp>,
     /// Since when, in this drain, every look at the cordoned node found nothing left to move.
     pub empty_since: Option<Timestamp>,
+}
+
+impl Snapshot {
+    /// The budgets that cover a pod, as far as they are known.
+    pub fn budgets_of(&self, pod: &PodFacts) -> Vec<Budget> {
+        let known = self.budgets.iter().flatten().filter(|budget| budget.covers(pod));
+        known.map(|one| Budget { name: one.name.clone(), allowed: one.allowed.max(0) }).collect()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -82,6 +93,8 @@ pub struct PodFacts {
     pub volumes: Vec<String>,
     /// The last time that its eviction was asked for, in this drain.
     pub last_try: Option<Try>,
+    /// It is being asked for; the answer is not there yet.
+    pub asking: bool,
 }
 
 impl Default for PodFacts {
@@ -100,6 +113,7 @@ impl Default for PodFacts {
             pin: None,
             volumes: Vec::new(),
             last_try: None,
+            asking: false,
         }
     }
 }
@@ -196,4 +210,15 @@ pub struct BudgetFacts {
     pub expected: i32,
     /// `unhealthyPodEvictionPolicy: AlwaysAllow`
     pub always_allow_unready: bool,
+    /// When this drain last saw it change.
+    pub changed_at: Option<Timestamp>,
+    /// When this drain asked for the last eviction under it that was accepted.
+    pub taken_at: Option<Timestamp>,
+}
+
+impl BudgetFacts {
+    pub(super) fn covers(&self, pod: &PodFacts) -> bool {
+        let selects = self.selector.as_ref().is_some_and(|it| it.matches(&pod.labels));
+        selects && self.namespace == pod.pod.namespace
+    }
 }

@@ -119,13 +119,45 @@ fn pods_of_daemon_sets_mirror_pods_and_finished_pods_stay_and_do_not_block() {
 }
 
 #[test]
-fn an_empty_node_is_looked_at_once_more_before_it_counts_as_drained() {
-    let first = Snapshot { empty_since: None, ..cordoned(vec![]) };
-    assert_eq!(line(&first, 10), "going | ");
-    assert_eq!(decide_drain(&first, at(10), &policy()).wake_at, at(10) + RETRY);
-    let again = |since| Snapshot { empty_since: Some(at(since)), ..first.clone() };
-    assert_eq!(line(&again(10), 10), "going | ");
-    assert_eq!(line(&again(9), 10), "done | ");
+fn an_empty_node_counts_as_drained_once_its_cordon_is_known_to_all() {
+    let since = |second| Snapshot { cordoned_since: Some(at(second)), ..cordoned(vec![]) };
+    assert_eq!(line(&since(10), 10), "going | ");
+    assert_eq!(decide_drain(&since(10), at(10), &policy()).wake_at, at(10) + SETTLED);
+    assert_eq!(line(&since(9), 10), "done | ");
+}
+
+#[test]
+fn who_takes_our_mark_away_ends_the_drain() {
+    let known = Snapshot { cordoned_since: Some(at(5)), ..fresh(vec![pod("a")]) };
+    let expected = "failed: somebody made the node schedulable again | uncordon";
+    assert_eq!(line(&known, 10), expected);
+    let still_cordoned = Snapshot { node: node(None, true), ..known };
+    assert_eq!(line(&still_cordoned, 10), expected);
+}
+
+#[test]
+fn what_is_being_asked_for_is_not_asked_twice_and_takes_its_room() {
+    let few = Policy { parallel: 2, ..policy() };
+    let asking = || PodFacts { asking: true, ..pod("a") };
+    let pods = || vec![asking(), pod("b"), pod("c")];
+    assert_eq!(line_by(&fresh(pods()), 10, &few), "going | rehearse b");
+    assert_eq!(line_by(&cordoned(pods()), 10, &few), "going | evict b");
+    assert_eq!(line_by(&fresh(vec![asking()]), 10, &few), "going | ");
+}
+
+#[test]
+fn a_report_says_since_when_each_pod_is_waited_for() {
+    let report = |pods: Vec<PodFacts>| decide_drain(&cordoned(pods), at(10), &policy()).report;
+    let since = |report: &Report| -> Vec<_> {
+        report.waiting.iter().map(|one| one.since.unwrap().as_second()).collect()
+    };
+    let mut first = report(vec![tried("a", 10, refused()), tried("b", 10, refused())]);
+    first.date(None, at(10));
+    assert_eq!(since(&first), [10, 10]);
+    let ending = PodFacts { terminating: true, ..pod("b") };
+    let mut second = report(vec![tried("a", 10, refused()), ending, tried("c", 10, refused())]);
+    second.date(Some(&first), at(20));
+    assert_eq!(since(&second), [10, 20, 20]);
 }
 
 #[test]
@@ -242,7 +274,7 @@ fn several_budgets_are_all_named() {
         budgets: vec![budget("a"), budget("b")],
         message: "more than one".to_owned(),
     };
-    let waiting = Waiting { pod: Some(pod("db").pod), reason, remark: None };
+    let waiting = Waiting { pod: Some(pod("db").pod), reason, remark: None, since: None };
     assert_eq!(
         waiting.to_string(),
         "pod default/db is protected by several budgets (a, b): more than one"
@@ -255,6 +287,7 @@ fn a_long_list_of_blockers_is_cut_with_a_count() {
         pod: Some(pod(name).pod),
         reason: WaitReason::Terminating,
         remark: None,
+        since: None,
     });
     let text = Failure::Deadline { waiting: waiting.into() }.to_string();
     assert!(text.ends_with("pod default/e is terminating; and 2 more"), "{text}");

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use serde_json::json;
 use wharf_core::drain::PodRef;
 use wharf_kube::Eviction;
 
@@ -15,20 +14,17 @@ async fn an_eviction_that_a_budget_refuses_names_it_and_succeeds_once_it_allows(
     let first = world.pod_with("guarded", "guarded-1", labelled("guard"));
     world.budget("guard", 1, 1);
     let cluster = world.cluster();
-    for rehearse in [true, false] {
-        let answer = cluster.evict(&first, rehearse).await.unwrap();
-        let Eviction::Refused { budgets, message } = answer else { panic!("{answer:?}") };
-        let budgets: Vec<_> =
-            budgets.iter().map(|budget| (budget.name.as_str(), budget.allowed)).collect();
-        assert_eq!(budgets, [("guard", 0)]);
-        assert!(message.contains("guard"), "{message}");
+    let answers = [cluster.rehearse_eviction(&first).await, cluster.evict(&first, None).await];
+    for answer in answers {
+        let Ok(Eviction::Refused { message }) = answer else { panic!("{answer:?}") };
+        assert!(message.contains("The disruption budget guard needs 1 healthy pods"), "{message}");
         assert!(world.is_there(&first));
     }
     let second = world.pod_with("guarded", "guarded-2", labelled("guard"));
     world.wait_until_budget_allows("guard", 1);
-    assert_eq!(cluster.evict(&first, true).await.unwrap(), Eviction::Accepted);
+    assert_eq!(cluster.rehearse_eviction(&first).await.unwrap(), Eviction::Accepted);
     assert!(world.is_there(&first), "a rehearsal evicts nobody");
-    assert_eq!(cluster.evict(&first, false).await.unwrap(), Eviction::Accepted);
+    assert_eq!(cluster.evict(&first, None).await.unwrap(), Eviction::Accepted);
     assert!(!world.is_there(&first));
     assert!(world.is_there(&second));
 }
@@ -40,30 +36,12 @@ async fn a_pod_with_another_uid_is_left_alone() {
     let pod = world.pod("reborn", "reborn-1");
     let earlier = PodRef { uid: "00000000-0000-0000-0000-000000000000".to_owned(), ..pod.clone() };
     let cluster = world.cluster();
-    assert_eq!(cluster.evict(&earlier, false).await.unwrap(), Eviction::Gone);
+    assert_eq!(cluster.evict(&earlier, None).await.unwrap(), Eviction::Gone);
     assert!(world.is_there(&pod));
     let never = PodRef { name: "never-was".to_owned(), ..pod.clone() };
-    assert_eq!(cluster.evict(&never, false).await.unwrap(), Eviction::Gone);
-    assert_eq!(cluster.evict(&pod, false).await.unwrap(), Eviction::Accepted);
+    assert_eq!(cluster.evict(&never, None).await.unwrap(), Eviction::Gone);
+    assert_eq!(cluster.evict(&pod, None).await.unwrap(), Eviction::Accepted);
     assert!(!world.is_there(&pod));
-}
-
-#[tokio::test]
-async fn two_budgets_on_one_pod_are_a_refusal_that_names_both() {
-    let world = world();
-    world.node("twice");
-    let pod = world.pod_with("twice", "twice-1", labelled("twice"));
-    world.budget("twice", 1, 1);
-    world.create(&json!({
-        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
-        "metadata": { "name": "twice-again" },
-        "spec": { "minAvailable": 0, "selector": { "matchLabels": { "app": "twice" } } },
-    }));
-    let answer = world.cluster().evict(&pod, true).await.unwrap();
-    let Eviction::Refused { budgets, .. } = answer else { panic!("{answer:?}") };
-    let mut names: Vec<_> = budgets.iter().map(|budget| budget.name.as_str()).collect();
-    names.sort_unstable();
-    assert_eq!(names, ["twice", "twice-again"]);
 }
 
 /// There is no kubelet, so what one would say is written by hand.
