@@ -122,7 +122,7 @@ impl<'a> Drain<'a> {
     fn wait_for_other_owner(&self, owner: &str) -> Decision {
         let mut report = self.report(Stage::Rehearsing);
         let reason = WaitReason::CordonedBy(owner.to_owned());
-        report.waiting.push(Waiting { pod: None, reason, remark: None, since: None });
+        report.waiting.push(Waiting { pod: None, reason, remark: None });
         if self.is_late() {
             return self.fail(|waiting| Failure::Deadline { waiting }, Vec::new(), report);
         }
@@ -256,7 +256,7 @@ impl<'a> Drain<'a> {
         }
         let mut report = self.report(Stage::Detaching);
         let reason = WaitReason::Volumes(volumes);
-        report.waiting.push(Waiting { pod: None, reason, remark: None, since: None });
+        report.waiting.push(Waiting { pod: None, reason, remark: None });
         self.go_on(Vec::new(), report)
     }
 
@@ -416,7 +416,7 @@ impl<'a> Drain<'a> {
             }
         };
         let remark = remark(seen.pod, &self.allowances);
-        Waiting { pod: Some(seen.pod.pod.clone()), reason, remark, since: None }
+        Waiting { pod: Some(seen.pod.pod.clone()), reason, remark }
     }
 
     fn report(&self, stage: Stage) -> Report {

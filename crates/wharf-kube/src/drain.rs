@@ -166,7 +166,6 @@ impl Drain<'_> {
                     decision = self.decide_afresh().await?;
                 }
                 wake_at = decision.wake_at;
-                decision.report.date(last.as_ref(), Timestamp::now());
                 if last.as_ref() != Some(&decision.report) {
                     report(&decision.report);
                     last = Some(decision.report);

@@ -1,11 +1,6 @@
 //! What a drain says about itself: the same for the API, the command line, the page and the log.
 
-use std::{
-    fmt,
-    mem::{Discriminant, discriminant},
-};
-
-use jiff::Timestamp;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +8,6 @@ use super::{
     budget::{Allowances, Outlook, outlook},
     snapshot::{Budget, Pin, PodFacts, PodRef},
 };
-use crate::quick::QuickMap;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
@@ -28,16 +22,6 @@ pub struct Report {
 impl Report {
     pub(super) fn new(stage: Stage, left: usize) -> Self {
         Self { stage, left, waiting: Vec::new(), given_up: 0 }
-    }
-
-    /// Says since when each thing is waited for: as long as the report before says so for the same
-    /// kind of reason, otherwise from now on.
-    pub fn date(&mut self, before: Option<&Report>, now: Timestamp) {
-        let known = before.iter().flat_map(|before| &before.waiting);
-        let known: QuickMap<_, _> = known.map(|one| (one.what(), one.since)).collect();
-        for waiting in &mut self.waiting {
-            waiting.since = known.get(&waiting.what()).copied().flatten().or(Some(now));
-        }
     }
 }
 
@@ -60,8 +44,6 @@ pub struct Waiting {
     pub reason: WaitReason,
     /// What a person may have to do, or why waiting will not help.
     pub remark: Option<String>,
-    /// Since when it is waited for, as far as this drain knows.
-    pub since: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,11 +71,6 @@ pub enum WaitReason {
 }
 
 impl Waiting {
-    /// Which pod is waited for, and for what kind of reason.
-    fn what(&self) -> (Option<String>, Discriminant<WaitReason>) {
-        (self.pod.as_ref().map(|pod| pod.uid.clone()), discriminant(&self.reason))
-    }
-
     /// Whether this is what keeps a drain from going on, and not only its turn or its end.
     pub fn blocks(&self) -> bool {
         match self.reason {

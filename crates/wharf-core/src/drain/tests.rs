@@ -146,21 +146,6 @@ fn what_is_being_asked_for_is_not_asked_twice_and_takes_its_room() {
 }
 
 #[test]
-fn a_report_says_since_when_each_pod_is_waited_for() {
-    let report = |pods: Vec<PodFacts>| decide_drain(&cordoned(pods), at(10), &policy()).report;
-    let since = |report: &Report| -> Vec<_> {
-        report.waiting.iter().map(|one| one.since.unwrap().as_second()).collect()
-    };
-    let mut first = report(vec![tried("a", 10, refused()), tried("b", 10, refused())]);
-    first.date(None, at(10));
-    assert_eq!(since(&first), [10, 10]);
-    let ending = PodFacts { terminating: true, ..pod("b") };
-    let mut second = report(vec![tried("a", 10, refused()), ending, tried("c", 10, refused())]);
-    second.date(Some(&first), at(20));
-    assert_eq!(since(&second), [10, 20, 20]);
-}
-
-#[test]
 fn on_a_lost_node_terminating_pods_count_as_gone_and_jobs_do_not_block() {
     let since = |unready: i64, pods: Vec<PodFacts>| {
         let mut snapshot = cordoned(pods);
@@ -274,7 +259,7 @@ fn several_budgets_are_all_named() {
         budgets: vec![budget("a"), budget("b")],
         message: "more than one".to_owned(),
     };
-    let waiting = Waiting { pod: Some(pod("db").pod), reason, remark: None, since: None };
+    let waiting = Waiting { pod: Some(pod("db").pod), reason, remark: None };
     assert_eq!(
         waiting.to_string(),
         "pod default/db is protected by several budgets (a, b): more than one"
@@ -287,7 +272,6 @@ fn a_long_list_of_blockers_is_cut_with_a_count() {
         pod: Some(pod(name).pod),
         reason: WaitReason::Terminating,
         remark: None,
-        since: None,
     });
     let text = Failure::Deadline { waiting: waiting.into() }.to_string();
     assert!(text.ends_with("pod default/e is terminating; and 2 more"), "{text}");

@@ -257,7 +257,6 @@ fn a_failed_drain_names_its_pods() {
             message: String::new(),
         },
         remark: None,
-        since: None,
     };
     let mut one = entry(0, "drained", Phase::Draining { since: at(0) });
     let failure = Failure::Refused { waiting: (0..50).map(waiting).collect() };
