@@ -15,19 +15,26 @@ use wharf_kube::{
 
 use crate::{DEADLINE, World, labelled, owned_by, passage::Passage, world};
 
-const OWNER: &str = "update demo";
+pub const OWNER: &str = "update demo";
 
 /// A drain in the background, with everything that it said.
-struct Running {
+pub struct Running {
     task: tokio::task::JoinHandle<Result<Drained, DrainError>>,
     said: Arc<Mutex<Vec<String>>>,
 }
 
-fn start(cluster: Cluster, node: &'static str, within: Duration) -> Running {
+pub fn policy(within: Duration) -> Policy {
+    Policy::removal(OWNER, Timestamp::now() + within)
+}
+
+pub fn start(cluster: Cluster, node: &'static str, within: Duration) -> Running {
+    start_with(cluster, node, policy(within))
+}
+
+pub fn start_with(cluster: Cluster, node: &'static str, policy: Policy) -> Running {
     let said = Arc::new(Mutex::new(Vec::new()));
     let log = said.clone();
     let task = tokio::spawn(async move {
-        let policy = Policy::removal(OWNER, Timestamp::now() + within);
         drain::run(&cluster, node, &policy, |report| {
             log.lock().unwrap().extend(report.waiting.iter().map(Waiting::to_string));
         })
@@ -37,11 +44,11 @@ fn start(cluster: Cluster, node: &'static str, within: Duration) -> Running {
 }
 
 impl Running {
-    async fn end(self) -> Result<Drained, DrainError> {
+    pub async fn end(self) -> Result<Drained, DrainError> {
         tokio::time::timeout(DEADLINE, self.task).await.unwrap().unwrap()
     }
 
-    async fn wait_until_it_says(&self, sentence: &str) {
+    pub async fn wait_until_it_says(&self, sentence: &str) {
         let end = tokio::time::Instant::now() + DEADLINE;
         while !self.said.lock().unwrap().iter().any(|said| said.contains(sentence)) {
             let said = self.said.lock().unwrap().clone();
@@ -52,7 +59,7 @@ impl Running {
     }
 }
 
-fn has_our_mark(world: &World, node: &str) -> bool {
+pub fn has_our_mark(world: &World, node: &str) -> bool {
     let node = world.read(&["node", node]);
     node["metadata"].get("annotations").is_some_and(|all| all.get(CORDON_OWNER).is_some())
 }

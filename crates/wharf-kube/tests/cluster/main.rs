@@ -5,11 +5,13 @@
 
 mod access;
 mod apply;
+mod disturbed;
 mod drain;
 mod machines;
 mod nodes;
 mod passage;
 mod pods;
+mod policies;
 
 use std::{
     io::Write,
@@ -44,14 +46,18 @@ fn world() -> Arc<World> {
     }
     let controllers = vec!["disruption-controller".to_owned()];
     let server = ApiServer::start_with(&Options { controllers, ..Options::default() }).unwrap();
-    let mut kubeconfig = NamedTempFile::new().unwrap();
-    kubeconfig.write_all(server.kubeconfig().as_bytes()).unwrap();
-    let world = Arc::new(World { server, kubeconfig });
+    let world = Arc::new(World::of(server));
     *shared = Arc::downgrade(&world);
     world
 }
 
 impl World {
+    fn of(server: ApiServer) -> Self {
+        let mut kubeconfig = NamedTempFile::new().unwrap();
+        kubeconfig.write_all(server.kubeconfig().as_bytes()).unwrap();
+        Self { server, kubeconfig }
+    }
+
     fn cluster(&self) -> Cluster {
         Cluster::from_kubeconfig(&self.server.kubeconfig()).unwrap()
     }
@@ -96,6 +102,10 @@ impl World {
     }
 
     fn pod_with(&self, node: &str, name: &str, metadata: Value) -> PodRef {
+        self.pod_of(node, name, metadata, json!({}))
+    }
+
+    fn pod_of(&self, node: &str, name: &str, metadata: Value, spec: Value) -> PodRef {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
             "spec": {
@@ -109,15 +119,28 @@ impl World {
             },
         });
         merge(&mut pod["metadata"], metadata);
+        merge(&mut pod["spec"], spec);
         let made = self.create(&pod);
         let status = json!({ "status": {
             "phase": "Running",
             "conditions": [{ "type": "Ready", "status": "True" }],
         } });
         let status = status.to_string();
-        self.kubectl(&["patch", "pod", name, "--subresource=status", "-p", &status], "");
-        let uid = made["metadata"]["uid"].as_str().unwrap().to_owned();
-        PodRef { namespace: "default".to_owned(), name: name.to_owned(), uid }
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let namespace = text(&made["metadata"]["namespace"]);
+        let patch = ["patch", "pod", name, "-n", &namespace, "--subresource=status", "-p", &status];
+        self.kubectl(&patch, "");
+        PodRef { uid: text(&made["metadata"]["uid"]), name: name.to_owned(), namespace }
+    }
+
+    /// The version of an object, by which a change of any kind shows.
+    fn version(&self, arguments: &[&str]) -> String {
+        self.read(arguments)["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+    }
+
+    fn let_go(&self, pod: &PodRef) {
+        let none = r#"{"metadata":{"finalizers":null}}"#;
+        self.kubectl(&["patch", "pod", &pod.name, "-n", &pod.namespace, "-p", none], "");
     }
 
     /// A budget over the pods that carry `app: NAME`; it knows so many of them when this returns.
@@ -142,7 +165,11 @@ impl World {
 
     fn is_there(&self, pod: &PodRef) -> bool {
         let found = self.kubectl(
-            &["get", "pod", &pod.name, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"],
+            &[
+                &["get", "pod", &pod.name, "-n", &pod.namespace],
+                &["--ignore-not-found", "-o", "jsonpath={.metadata.uid}"][..],
+            ]
+            .concat(),
             "",
         );
         found == pod.uid
@@ -161,6 +188,11 @@ fn merge(object: &mut Value, more: Value) {
 
 fn labelled(app: &str) -> Value {
     json!({ "labels": { "app": app } })
+}
+
+/// Somebody holds the pod: it does not go before he lets it.
+fn held() -> Value {
+    json!({ "finalizers": ["test.wharf.dev/held"] })
 }
 
 /// The owner reference by which a controller claims a pod.
