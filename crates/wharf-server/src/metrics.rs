@@ -1,6 +1,6 @@
 //! What `/metrics` tells, in Prometheus' text format.
 
-use std::sync::atomic::AtomicU64;
+use std::{sync::atomic::AtomicU64, time::Duration};
 
 use jiff::Timestamp;
 use prometheus_client::{
@@ -20,6 +20,13 @@ pub struct RequestLabels {
     pub status: u16,
 }
 
+/// Something that was done for a repair, and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RepairLabels {
+    pub what: &'static str,
+    pub outcome: &'static str,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RouteLabels {
     pub route: String,
@@ -34,6 +41,7 @@ pub struct Metrics {
     registry: Registry,
     pub requests: Family<RequestLabels, Counter>,
     pub request_seconds: Family<RouteLabels, Histogram>,
+    repair_seconds: Family<RepairLabels, Histogram>,
     pub connections: Gauge,
     pub connections_refused: Counter,
     pub event_streams: Gauge,
@@ -60,6 +68,10 @@ impl Metrics {
             request_seconds: Family::new_with_constructor(|| {
                 Histogram::new([0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0])
             }),
+            // From a look at a machine to a drain that takes its time.
+            repair_seconds: Family::new_with_constructor(|| {
+                Histogram::new([0.01, 0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0])
+            }),
             connections: Gauge::default(),
             connections_refused: Counter::default(),
             event_streams: Gauge::default(),
@@ -83,6 +95,11 @@ impl Metrics {
             "http_request_seconds",
             "Time from a request's head to its answer's head",
             metrics.request_seconds.clone(),
+        );
+        registry.register(
+            "repair_seconds",
+            "Time of drains and commands of repairs, by how they ended",
+            metrics.repair_seconds.clone(),
         );
         registry.register("http_connections", "Open connections", metrics.connections.clone());
         registry.register(
@@ -154,6 +171,11 @@ impl Metrics {
         let seconds = Timestamp::now().duration_since(started_at).as_secs_f64().max(0.0);
         self.drains_ended.get_or_create(&labels).inc();
         self.drain_seconds.get_or_create(&labels).observe(seconds);
+    }
+
+    /// Counts a drain or a command of a repair that has ended.
+    pub fn note_repair(&self, labels: RepairLabels, took: Duration) {
+        self.repair_seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
     pub fn render(&self) -> Result<String, std::fmt::Error> {

@@ -12,11 +12,18 @@
 
 mod board;
 mod change;
+mod command;
+mod effects;
+mod engine;
+mod facts;
 mod records;
+mod session;
+mod write;
 
 pub use board::{Board, Live};
 pub use change::{
     Listed, add, config, delete, delete_finished, delete_unfinished, list, reset_backoff,
     set_config, set_enabled,
 };
+pub use engine::run;
 pub use records::{empty, empty_fenced, forget};

@@ -1,8 +1,16 @@
 //! Writes that only a cluster's owner can make.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
 use jiff::Timestamp;
 use wharf_core::cluster::{ClusterRecord, ServerId};
-use wharf_store::{Outcome, Revision, Store, StoreError, Stored, Txn, typed::Kind};
+use wharf_store::{
+    Compare, Outcome, Revision, Store, StoreError, Stored, Txn,
+    typed::{Kind, key_of},
+};
 
 /// How often a write is tried again because somebody else changed the record; each time somebody
 /// got ahead, so this many in a row means that something is wrong.
@@ -16,6 +24,8 @@ pub struct Fenced {
     me: ServerId,
     cluster: String,
     epoch: u64,
+    /// The revision at which the record was last seen as ours; 0 before that.
+    seen: Arc<AtomicU64>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +43,7 @@ pub enum FencedError {
 
 impl Fenced {
     pub fn new(store: Store, me: ServerId, cluster: String, epoch: u64) -> Self {
-        Self { store, me, cluster, epoch }
+        Self { store, me, cluster, epoch, seen: Arc::default() }
     }
 
     /// Commits what `build` makes of the record as it stands. It is called again when somebody
@@ -75,6 +85,26 @@ impl Fenced {
         Err(FencedError::Contended { cluster: self.cluster.clone() })
     }
 
+    /// Commits a transaction with conditions of its own; refused if one of those does not hold.
+    ///
+    /// For many writes at once: the record is read only when it has changed, which is seldom, and
+    /// is not written, so that they do not get in each other's way.
+    pub async fn try_commit(&self, txn: &Txn) -> Result<Outcome, FencedError> {
+        for _ in 0..TRIES {
+            let seen = match self.seen.load(Ordering::Acquire) {
+                0 => self.own_record().await?.revision,
+                seen => Revision(seen),
+            };
+            let ours = Compare::ModifiedAt(key_of::<ClusterRecord>(&self.cluster), seen);
+            let outcome = self.store.commit(txn.clone().when(ours)).await?;
+            // Refused: was it the record, or one of the caller's conditions?
+            if outcome != Outcome::Refused || self.own_record().await?.revision == seen {
+                return Ok(outcome);
+            }
+        }
+        Err(FencedError::Contended { cluster: self.cluster.clone() })
+    }
+
     /// The cluster's record, if it is still ours.
     async fn own_record(&self) -> Result<Stored<ClusterRecord>, FencedError> {
         let Some(record) = self.store.read::<ClusterRecord>(&self.cluster).await? else {
@@ -85,6 +115,7 @@ impl Fenced {
             let (cluster, mine, found) = (self.cluster.clone(), self.epoch, found.epoch);
             return Err(FencedError::Fenced { cluster, mine, found });
         }
+        self.seen.store(record.revision.0, Ordering::Release);
         Ok(record)
     }
 }
@@ -118,5 +149,36 @@ mod tests {
         };
         assert!(matches!(write(a).await, Err(FencedError::Fenced { .. })));
         write(b).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn many_writes_go_on_beside_changes_of_the_record_until_it_is_another_s() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = StoreLocation::Embedded { data_dir: dir.path().to_owned() };
+        let store = Store::open(&StoreOptions { location }).await.unwrap();
+        let spec = ClusterSpec::new("demo", SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8443), "1.36.3");
+        let now = Timestamp::now();
+        let mut record = ClusterRecord {
+            ownership: Ownership { owner: Some(ServerId("a".to_owned())), epoch: 1 },
+            ..ClusterRecord::new(spec, ClusterState::Running, Origin::Imported, now)
+        };
+        let put = async |record: &ClusterRecord| {
+            let txn = Txn::new().write("demo", record, now, None).unwrap();
+            assert!(matches!(store.commit(txn).await.unwrap(), Outcome::Committed(_)));
+        };
+        let fenced = Fenced::new(store.clone(), ServerId("a".to_owned()), "demo".to_owned(), 1);
+        let create = async |key: &str| {
+            let txn = Txn::new().when(Compare::Absent(key.to_owned())).put(key, "x");
+            fenced.try_commit(&txn).await
+        };
+        put(&record).await;
+        assert!(matches!(create("one").await, Ok(Outcome::Committed(_))));
+        assert!(matches!(create("one").await, Ok(Outcome::Refused)), "its own condition");
+        put(&record).await;
+        assert!(matches!(create("two").await, Ok(Outcome::Committed(_))), "a user's change");
+        record.ownership.epoch = 2;
+        put(&record).await;
+        assert!(matches!(create("three").await, Err(FencedError::Fenced { found: 2, .. })));
+        assert!(store.get("three").await.unwrap().is_none());
     }
 }

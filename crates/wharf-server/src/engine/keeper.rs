@@ -25,7 +25,6 @@ use wharf_store::{Revision, Store, StoreError, Stored, Txn, typed::key_of};
 use super::{Fenced, FencedError, Journal};
 use crate::{
     app::App,
-    disruptions::Part,
     drains,
     installer::{self, Done, Failure, Job, Outcome},
     probe, repair,
@@ -53,7 +52,6 @@ pub async fn run(app: App, stop: CancellationToken) {
             keepers.entry(cluster.clone()).or_insert_with(|| {
                 let token = stop.child_token();
                 app.disruptions.own(&cluster, epoch);
-                app.disruptions.loaded(&cluster, epoch, Part::Repairs);
                 let owned = drains::Owned { app: app.clone(), cluster: cluster.clone(), epoch };
                 let end = token.clone();
                 tasks.spawn(async move {
@@ -62,8 +60,12 @@ pub async fn run(app: App, stop: CancellationToken) {
                 });
                 let (app, stop) = (app.clone(), token.clone());
                 tasks.spawn(async move {
-                    let begin = || keep(app.clone(), cluster.clone(), epoch, stop.clone());
-                    begin_again(&cluster, &stop, begin).await;
+                    let keep = || keep(app.clone(), cluster.clone(), epoch, stop.clone());
+                    let repair = || repair::run(app.clone(), cluster.clone(), epoch, stop.clone());
+                    tokio::join!(
+                        begin_again(&cluster, &stop, keep),
+                        begin_again(&cluster, &stop, repair),
+                    );
                 });
                 (epoch, token)
             });
