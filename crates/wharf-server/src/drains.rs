@@ -13,6 +13,7 @@ mod tell;
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use jiff::Timestamp;
 use wharf_api::error::ErrorCode;
 use wharf_core::{
@@ -40,6 +41,8 @@ pub const CORDON_OWNER: &str = "a drain";
 const TRIES: usize = 5;
 /// Below the limit of a request.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// The end of a cluster does not wait longer for its API: it may be gone already.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Writes down that a node shall be drained, or joins the drain that runs.
 pub async fn start(
@@ -240,6 +243,24 @@ async fn commit(
     let record = audit::record_of(caller, action, &format!("node/{cluster}/{node}"), now);
     let record = AuditRecord { cluster: Some(cluster.to_owned()), ..record };
     app.commit_with(record, txn, now).await
+}
+
+/// Takes back what drains did to the nodes of a cluster that is about to be forgotten, as far as it
+/// answers: afterwards nobody knows of it.
+pub async fn give_all_back(app: &AppState, cluster: &str) -> StoreResult<()> {
+    let drains = of_cluster(&app.store, cluster).await?.into_iter().map(|drain| drain.value);
+    let cordoned =
+        drains.filter(|drain| drain.cordon_left || (drain.is_running() && drain.admitted));
+    let uncordon = cordoned.map(|drain| async move {
+        let uncordon = carry::uncordon(app, cluster, &drain.node, CORDON_OWNER);
+        match tokio::time::timeout(FAREWELL, uncordon).await {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => tracing::warn!(cluster, node = drain.node, reason, "stays cordoned"),
+            Err(_) => tracing::warn!(cluster, node = drain.node, "stays cordoned: no answer"),
+        }
+    });
+    join_all(uncordon).await;
+    Ok(())
 }
 
 /// A transaction that deletes some drains of a cluster that goes; `None` when there are no more.

@@ -349,32 +349,58 @@ async fn a_node_that_is_deleted_in_the_middle_is_drained() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cordon_of_ours_that_nobody_answers_for_is_taken_back() {
+async fn a_cordon_of_ours_that_nobody_answers_for_is_taken_back_and_others_marks_are_not() {
     let world = world();
-    world.node("orphan", "192.0.2.16", "worker");
-    world.node("orphan-kept", "192.0.2.17", "worker");
-    for (node, owner, before) in [
-        ("orphan", "a drain", "false"),
-        ("orphan-kept", "a drain", "true"),
-        ("orphan-kept", "somebody else", "false"),
-    ] {
-        if owner == "somebody else" {
-            world.node("orphan-other", "192.0.2.18", "worker");
-        }
-        let node = if owner == "somebody else" { "orphan-other" } else { node };
-        world.kubectl(&["cordon", node], "");
-        let marks = [
-            format!("wharf.dev/cordoned-by={owner}"),
-            format!("wharf.dev/cordoned-before={before}"),
-        ];
-        world.kubectl(&["annotate", "node", node, &marks[0], &marks[1]], "");
+    for (node, address) in
+        [("left", "192.0.2.16"), ("left-before", "192.0.2.17"), ("left-other", "192.0.2.18")]
+    {
+        world.node(node, address, "worker");
     }
-    let _server = import(&world).await;
-    eventually(async || world.owner("orphan").is_none()).await;
-    eventually(async || world.owner("orphan-kept").is_none()).await;
-    assert!(!world.is_unschedulable("orphan"));
-    assert!(world.is_unschedulable("orphan-kept"), "it was cordoned before");
-    assert_eq!(world.owner("orphan-other").as_deref(), Some("somebody else"));
+    let server = import(&world).await;
+    for node in ["left", "left-before"] {
+        start(&server, node, json!({})).await;
+        assert_eq!(wait_for_end(&server, node).await["state"], "succeeded");
+    }
+    let mark = |node: &str, before: bool| {
+        world.kubectl(&["cordon", node], "");
+        let marks =
+            ["wharf.dev/cordoned-by=a drain", &format!("wharf.dev/cordoned-before={before}")];
+        world.kubectl(&["annotate", "node", node, marks[0], marks[1]], "");
+    };
+    mark("left", false);
+    mark("left-before", true);
+    mark("left-other", false);
+    let seen = async |server: &TestServer, node: &str| {
+        let path = format!("/clusters/demo/nodes/{node}");
+        let node = json_of(server.get(&path, &server.admin).await).await;
+        node["annotations"].get(wharf_kube::CORDON_OWNER).is_some()
+    };
+    server.app().nudge("demo");
+    eventually(async || seen(&server, "left-other").await && seen(&server, "left").await).await;
+
+    let server = restart(server).await;
+    eventually(async || world.owner("left").is_none()).await;
+    eventually(async || world.owner("left-before").is_none()).await;
+    assert!(!world.is_unschedulable("left"));
+    assert!(world.is_unschedulable("left-before"), "it was cordoned before");
+    assert!(world.owner("left-other").is_some(), "no drain of this server was ever there");
+    drop(server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_forgotten_gets_its_node_back_and_leaves_no_drains() {
+    let world = world();
+    world.node("forgotten", "192.0.2.20", "worker");
+    half_blocked(&world, "forgotten");
+    let server = import(&world).await;
+    start(&server, "forgotten", json!({})).await;
+    wait_for_reason(&server, "forgotten", "0 allowed").await;
+    eventually(async || world.is_unschedulable("forgotten")).await;
+    assert_eq!(server.delete("/clusters/demo", &server.admin).await.status(), 202);
+    eventually(async || server.get("/clusters/demo", &server.admin).await.status() == 404).await;
+    assert!(!world.is_unschedulable("forgotten") && world.owner("forgotten").is_none());
+    let left = server.app().store.list("drain/", wharf_store::Page::ALL).await.unwrap();
+    assert!(left.entries.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

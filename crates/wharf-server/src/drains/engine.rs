@@ -160,24 +160,25 @@ impl Drains {
     }
 }
 
-/// Takes back cordons that bear our mark and that nobody answers for any more: of a drain whose
-/// record went with an earlier life of the cluster, of a removal whose update is over.
+/// Takes back cordons that bear our mark and that nobody answers for any more: of a drain that is
+/// over, of a removal whose update is over. They come to light by what was last seen of the
+/// cluster. A node that no record of ours knows is left alone: a cluster may be in the care of more
+/// than one installation of Wharf, and all of them leave the same mark.
 async fn tidy(owned: Owned, delay: Duration) {
     tokio::time::sleep(delay).await;
-    let found = loop {
-        match owned.app.store.read::<HealthRecord>(&owned.cluster).await {
-            Ok(found) => break found,
-            Err(StoreError::Unreadable { .. }) => return,
-            Err(_) => tokio::time::sleep(RETRY).await,
+    let Owned { app, cluster, .. } = &owned;
+    let (record, health) = loop {
+        let record = app.store.read::<ClusterRecord>(cluster).await;
+        match (record, app.store.read::<HealthRecord>(cluster).await) {
+            (Ok(Some(record)), Ok(Some(health))) => break (record.value, health.value),
+            (Ok(None), _) | (_, Ok(None) | Err(StoreError::Unreadable { .. })) => return,
+            (Err(_), _) | (_, Err(_)) => tokio::time::sleep(RETRY).await,
         }
     };
-    let Some(health) = found else { return };
-    for node in &health.value.nodes {
+    for node in &health.nodes {
         match node.annotations.get(wharf_kube::CORDON_OWNER).map(String::as_str) {
-            Some(CORDON_OWNER) => {
-                give_back(&owned, &node.name, CORDON_OWNER, is_answered_for).await;
-            }
-            Some(installer::CORDON_OWNER) => {
+            Some(CORDON_OWNER) => give_back(&owned, &node.name, CORDON_OWNER, is_kept).await,
+            Some(installer::CORDON_OWNER) if record.nodes.contains_key(&node.name) => {
                 give_back(&owned, &node.name, installer::CORDON_OWNER, is_being_updated).await;
             }
             Some(_) | None => {}
@@ -211,11 +212,11 @@ async fn give_back(
     }
 }
 
-/// Whether the record of a drain takes care of the node's cordon.
-async fn is_answered_for(owned: &Owned, node: &str) -> Result<bool, StoreError> {
+/// Whether the cordon of a drain is not ours to take back, or a drain's own affair.
+async fn is_kept(owned: &Owned, node: &str) -> Result<bool, StoreError> {
     let key = DrainRecord::key(&owned.cluster, node);
     let record = owned.app.store.read::<DrainRecord>(&key).await?;
-    Ok(record.is_some_and(|record| record.value.is_running() || record.value.cordon_left))
+    Ok(record.is_none_or(|record| record.value.is_running() || record.value.cordon_left))
 }
 
 async fn is_being_updated(owned: &Owned, _: &str) -> Result<bool, StoreError> {

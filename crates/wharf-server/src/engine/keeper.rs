@@ -257,6 +257,7 @@ impl Keeper {
         let kind = journal.snapshot().kind;
         if kind == OperationKind::Delete {
             repair::empty_fenced(&self.app.store, &self.cluster, &self.fenced).await?;
+            drains::give_all_back(&self.app, &self.cluster).await?;
             while let Some(txn) = drains::removal(&self.app.store, &self.cluster).await? {
                 self.fenced.commit(|_| Ok(txn.clone())).await?;
             }
