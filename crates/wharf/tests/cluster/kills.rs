@@ -8,7 +8,7 @@ use wharf_testbed::wait_for;
 use crate::{
     CONTROL, WORKER,
     bed::{Bed, DEADLINE},
-    nodes_ready,
+    cordoned, nodes_ready,
 };
 
 /// A cancel is over within this time, whatever hangs.
@@ -63,7 +63,7 @@ fn a_canceled_removal_gives_the_node_back(bed: &mut Bed) {
         .unwrap();
         let operation = bed.operations("kill").remove(0);
         assert_eq!(operation["state"], "canceled", "{operation}");
-        assert_eq!(cordoned(bed), [""; 0], "killed: {killed}");
+        assert_eq!(cordoned(bed, "kill"), [""; 0], "killed: {killed}");
         assert_eq!(nodes_ready(bed, "kill"), 3);
         let pending = bed.get("kill")["pending"].clone();
         assert_eq!(
@@ -83,7 +83,7 @@ fn a_removal_goes_on_after_a_kill_in_its_drain(bed: &mut Bed) {
     let ended = bed.wait_for_end("kill");
     assert_eq!(ended["state"], "succeeded", "{ended}");
     assert_eq!((bed.status("kill").as_str(), nodes_ready(bed, "kill")), ("Running", 2));
-    assert_eq!(cordoned(bed), [""; 0]);
+    assert_eq!(cordoned(bed, "kill"), [""; 0]);
     assert_eq!(bed.get("kill")["pending"], json!([]));
 }
 
@@ -123,7 +123,7 @@ fn wait_until_held(bed: &Bed) {
     wait_for("the drain to wait for the budget", DEADLINE, || {
         let last = bed.operations("kill").remove(0);
         assert_eq!(last["state"], "running", "{last}");
-        Ok((cordoned(bed) == ["node3"] && allowed(bed) == "0").then_some(()))
+        Ok((cordoned(bed, "kill") == ["node3"] && allowed(bed) == "0").then_some(()))
     })
     .unwrap();
 }
@@ -131,14 +131,6 @@ fn wait_until_held(bed: &Bed) {
 fn allowed(bed: &Bed) -> String {
     let allowed = "jsonpath={.status.disruptionsAllowed}";
     bed.kubectl("kill", &["get", "pdb", "held", "-o", allowed]).unwrap()
-}
-
-fn cordoned(bed: &Bed) -> Vec<String> {
-    let list = bed.kubectl("kill", &["get", "nodes", "-o", "json"]).unwrap();
-    let list: Value = serde_json::from_str(&list).unwrap();
-    let cordoned = list["items"].as_array().unwrap().iter();
-    let cordoned = cordoned.filter(|node| node["spec"]["unschedulable"] == true);
-    cordoned.map(|node| node["metadata"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Kills the server once in every step of the newest operation until that has succeeded; gives the

@@ -12,6 +12,7 @@ mod growth;
 mod import;
 mod kills;
 mod machines;
+mod upkeep;
 #[path = "../cli/world.rs"]
 #[allow(dead_code)]
 mod world;
@@ -44,6 +45,15 @@ fn nodes_ready(bed: &Bed, cluster: &str) -> usize {
         conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
     };
     list["items"].as_array().unwrap().iter().filter(ready).count()
+}
+
+/// The nodes that take no new pods.
+fn cordoned(bed: &Bed, cluster: &str) -> Vec<String> {
+    let list = bed.kubectl(cluster, &["get", "nodes", "-o", "json"]).unwrap();
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let cordoned = list["items"].as_array().unwrap().iter();
+    let cordoned = cordoned.filter(|node| node["spec"]["unschedulable"] == true);
+    cordoned.map(|node| node["metadata"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]

@@ -1,0 +1,339 @@
+//! Nodes that are drained and machines that are repaired, with real kubelets.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+use serde_json::{Value, json};
+use wharf_testbed::wait_for;
+
+use crate::{
+    CONTROL, WORKER,
+    bed::{Bed, DEADLINE},
+    cordoned, nodes_ready,
+};
+
+const NAME: &str = "upkeep";
+const NODES: [(&str, &[&str]); 3] = [("node1", CONTROL), ("node2", WORKER), ("node3", WORKER)];
+
+#[test]
+fn nodes_are_drained_and_machines_are_repaired_without_breaking_what_runs_on_them() {
+    let mut bed = Bed::start(NAME, 3);
+    bed.send(&["create"], &bed.wish(NAME, &NODES)).ok();
+    fill_node3(&bed);
+
+    a_job_keeps_the_node_as_it_is(&bed);
+    a_drain_moves_what_may_move(&bed);
+    what_is_held_on_node3(&bed);
+    a_machine_is_power_cycled_and_comes_back(&bed);
+    a_command_that_a_crash_cut_off_is_not_repeated(&mut bed);
+}
+
+/// All that a drain may meet, begun on node3, with room on node2.
+fn fill_node3(bed: &Bed) {
+    bed.host("node3")
+        .run(&[
+            "sh",
+            "-c",
+            "mkdir -p /etc/static-pods && echo 'staticPodPath: /etc/static-pods' \
+             >>/etc/wharf/kubelet/config.yaml && systemctl restart wharf-kubelet",
+        ])
+        .unwrap();
+    let still = pod_spec(bed, "still");
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "still", "namespace": "default"}, "spec": still,
+    });
+    let file = bed.host("node3").root().join("etc/static-pods/still.json");
+    fs::write(file, manifest.to_string()).unwrap();
+
+    bed.kubectl(NAME, &["cordon", "node2"]).unwrap();
+    let set = |kind: &str, name: &str, replicas: u32| {
+        let labels = json!({"app": name});
+        json!({
+            "apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name},
+            "spec": {
+                "replicas": replicas,
+                "serviceName": name,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod_spec(bed, name)},
+            },
+        })
+    };
+    let mut web = set("Deployment", "web", 3);
+    web["spec"].as_object_mut().unwrap().remove("serviceName");
+    let mut slow = set("Deployment", "slow", 1);
+    slow["spec"].as_object_mut().unwrap().remove("serviceName");
+    let spec = &mut slow["spec"]["template"]["spec"];
+    spec["terminationGracePeriodSeconds"] = json!(60);
+    spec["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 8}}});
+    let mut each = set("DaemonSet", "each", 1);
+    for field in ["replicas", "serviceName"] {
+        each["spec"].as_object_mut().unwrap().remove(field);
+    }
+    let budget = json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web"},
+        "spec": {"minAvailable": 2, "selector": {"matchLabels": {"app": "web"}}},
+    });
+    let job = json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "work"},
+        "spec": {"template": {"spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "work", "image": bed.image("pause")}],
+        }}},
+    });
+    bed.apply(NAME, &[web, slow, each, set("StatefulSet", "db", 1), budget, job]);
+    wait_for("all to run on node3", DEADLINE, || {
+        let here = pods_on(bed, "node3");
+        let count = |app: &str| here.iter().filter(|pod| pod.name.starts_with(app)).count();
+        let counts = ["web", "slow", "db-0", "each", "work", "still"].map(count);
+        Ok((counts == [3, 1, 1, 1, 1, 1] && here.iter().all(|pod| pod.ready)).then_some(()))
+    })
+    .unwrap();
+    bed.kubectl(NAME, &["uncordon", "node2"]).unwrap();
+}
+
+fn pod_spec(bed: &Bed, name: &str) -> Value {
+    json!({
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": name, "image": bed.image("pause")}],
+    })
+}
+
+/// A Job's pod is there: it is named, and nothing is moved.
+fn a_job_keeps_the_node_as_it_is(bed: &Bed) {
+    let before = pods_on(bed, "node3");
+    let plan = bed.world.local(&["node", "drain", NAME, "node3", "--plan"]).ok();
+    assert!(plan.stdout.contains("work-"), "{plan:?}");
+    let refused = bed.world.local(&["node", "drain", NAME, "node3"]);
+    assert_ne!(refused.exit, 0, "{refused:?}");
+    assert!(refused.stderr.contains("default/work-"), "{refused:?}");
+    assert_eq!(pods_on(bed, "node3"), before);
+    assert_eq!(cordoned(bed, NAME), [""; 0]);
+    bed.kubectl(NAME, &["delete", "job", "work"]).unwrap();
+    wait_for("the Job's pod to go", DEADLINE, || {
+        Ok((!pods_on(bed, "node3").iter().any(|pod| pod.name.starts_with("work"))).then_some(()))
+    })
+    .unwrap();
+}
+
+/// Everything leaves that may, within its budget; the drain waits for a pod that is held, and says
+/// so; what belongs to the node stays.
+fn a_drain_moves_what_may_move(bed: &Bed) {
+    let kept = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "kept", "finalizers": ["example.com/kept"]},
+        "spec": {"nodeName": "node3", "terminationGracePeriodSeconds": 0,
+                 "containers": pod_spec(bed, "kept")["containers"]},
+    });
+    bed.apply(NAME, &[kept]);
+    bed.world.local(&["node", "drain", NAME, "node3", "--no-wait"]).ok();
+    let fewest = wait_for_the_rest(bed, |left| left == ["kept"]);
+    assert!(fewest >= 2, "the budget was broken: {fewest} were ready");
+    let drains = bed.world.local(&["node", "list", NAME, "-o", "json"]).json().to_string();
+    assert!(drains.contains("default/kept") || drains.contains("\"kept\""), "{drains}");
+
+    // The one of the same name that runs elsewhere now is not this drain's business.
+    let moved = pod(bed, "db-0");
+    assert_eq!(moved.node, "node2");
+    let release = ["patch", "pod", "kept", "-p", r#"{"metadata":{"finalizers":null}}"#];
+    bed.kubectl(NAME, &release).unwrap();
+    bed.world.local(&["node", "drain", NAME, "node3"]).ok();
+    let mut names: Vec<_> = pods_on(bed, "node3").into_iter().map(|pod| pod.name).collect();
+    names.retain(|name| !name.starts_with("each-"));
+    assert_eq!(names, ["still-node3"]);
+    assert_eq!(pod(bed, "db-0"), moved);
+    // It is the cordon of the person who asked for the drain: no mark of ours is on it.
+    assert_eq!(cordoned(bed, NAME), ["node3"]);
+    let node = bed.kubectl(NAME, &["get", "node", "node3", "-o", "json"]).unwrap();
+    assert!(!node.contains("wharf.dev/cordoned-by"), "{node}");
+    bed.world.local(&["node", "uncordon", NAME, "node3"]).ok();
+    assert_eq!(cordoned(bed, NAME), [""; 0]);
+}
+
+/// Waits until only these pods must still leave node3; the fewest pods of `web` that were ready at
+/// any look.
+fn wait_for_the_rest(bed: &Bed, enough: impl Fn(&[String]) -> bool) -> usize {
+    let mut fewest = usize::MAX;
+    wait_for("the others to leave node3", DEADLINE, || {
+        let ready = all_pods(bed).iter().filter(|p| p.name.starts_with("web") && p.ready).count();
+        fewest = fewest.min(ready);
+        let mut left: Vec<_> = pods_on(bed, "node3").into_iter().map(|pod| pod.name).collect();
+        left.retain(|name| !name.starts_with("each-") && name != "still-node3");
+        Ok(enough(&left).then_some(()))
+    })
+    .unwrap();
+    fewest
+}
+
+/// A person's cordon survives a drain that is canceled.
+fn what_is_held_on_node3(bed: &Bed) {
+    bed.world.local(&["node", "cordon", NAME, "node3"]).ok();
+    let held = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "held", "finalizers": ["example.com/kept"]},
+        "spec": {"nodeName": "node3", "terminationGracePeriodSeconds": 0,
+                 "containers": pod_spec(bed, "held")["containers"]},
+    });
+    bed.apply(NAME, &[held]);
+    bed.world.local(&["node", "drain", NAME, "node3", "--no-wait"]).ok();
+    wait_for("the pod to be on its way", DEADLINE, || {
+        Ok(pod(bed, "held").terminating.then_some(()))
+    })
+    .unwrap();
+    bed.world.local(&["node", "drain", NAME, "node3", "--cancel"]).ok();
+    wait_for("the drain's mark to be gone", DEADLINE, || {
+        let node = bed.kubectl(NAME, &["get", "node", "node3", "-o", "json"]).unwrap();
+        Ok((!node.contains("wharf.dev/cordoned-by")).then_some(()))
+    })
+    .unwrap();
+    assert_eq!(cordoned(bed, NAME), ["node3"]);
+    let release = ["patch", "pod", "held", "-p", r#"{"metadata":{"finalizers":null}}"#];
+    bed.kubectl(NAME, &release).unwrap();
+    bed.world.local(&["node", "uncordon", NAME, "node3"]).ok();
+}
+
+/// The command asks for the machine's power as it would a management controller; the test is that
+/// controller. Healthy is what has booted since and is Ready.
+fn a_machine_is_power_cycled_and_comes_back(bed: &Bed) {
+    configure_repairs(bed);
+    let host = bed.host("node3");
+    let booted = host.boot_id().unwrap();
+    fs::write(bed.world.path("booted"), booted.trim()).unwrap();
+    let address = host.address().to_string();
+    bed.world.local(&["repair", "add", "power-cycle", "bed", &address]).ok();
+    wait_for("the command", DEADLINE, || Ok(bed.world.path("cycle").exists().then_some(())))
+        .unwrap();
+    // The node was emptied before.
+    assert_eq!(cordoned(bed, NAME), ["node3"]);
+    let mut left: Vec<_> = pods_on(bed, "node3").into_iter().map(|pod| pod.name).collect();
+    left.retain(|name| !name.starts_with("each-") && name != "still-node3");
+    assert_eq!(left, [""; 0]);
+    host.power_cut().unwrap();
+    host.start().unwrap();
+    fs::write(bed.world.path("cycled"), "").unwrap();
+    bed.world.local(&["repair-queue", "wait", "--timeout-seconds", "600"]).ok();
+    let entry = only_entry(bed);
+    assert_eq!(entry["status"], "succeeded", "{entry}");
+    assert_eq!((&entry["nodename"], &entry["address"]), (&json!("node3"), &json!(address)));
+    assert_ne!(host.boot_id().unwrap(), booted);
+    assert_eq!((nodes_ready(bed, NAME), cordoned(bed, NAME)), (3, vec![]));
+    bed.world.local(&["repair", "delete-finished"]).ok();
+    wait_for("the entry to go", DEADLINE, || Ok(entries(bed).is_empty().then_some(()))).unwrap();
+}
+
+/// The server dies while the command runs: it ran once, the machine is watched, the node comes back
+/// into service.
+fn a_command_that_a_crash_cut_off_is_not_repeated(bed: &mut Bed) {
+    for name in ["cycle", "cycled", "runs"] {
+        let _ = fs::remove_file(bed.world.path(name));
+    }
+    let address = bed.host("node3").address().to_string();
+    fs::write(bed.world.path("booted"), bed.host("node3").boot_id().unwrap().trim()).unwrap();
+    bed.world.local(&["repair", "add", "power-cycle", "bed", &address]).ok();
+    wait_for("the command", DEADLINE, || Ok(bed.world.path("cycle").exists().then_some(())))
+        .unwrap();
+    bed.world.kill_server();
+    bed.start_server();
+    bed.host("node3").reboot().unwrap();
+    bed.world.local(&["repair-queue", "wait", "--timeout-seconds", "600"]).ok();
+    let entry = only_entry(bed);
+    assert_eq!(entry["status"], "succeeded", "{entry}");
+    assert_eq!(fs::read_to_string(bed.world.path("runs")).unwrap(), "run\n", "{entry}");
+    wait_for("the node to be in service", DEADLINE, || {
+        Ok(cordoned(bed, NAME).is_empty().then_some(()))
+    })
+    .unwrap();
+}
+
+fn configure_repairs(bed: &Bed) {
+    let dir = bed.world.home.path().display().to_string();
+    let kubectl = wharf_bundle::cache::find("kubectl").unwrap().display().to_string();
+    let kubeconfig = bed.kubeconfig(NAME).display().to_string();
+    let cycle = script(
+        bed,
+        "power-cycle",
+        &format!(
+            "echo run >>{dir}/runs; touch {dir}/cycle; while [ ! -e {dir}/cycled ]; do sleep 0.1; done"
+        ),
+    );
+    let health = script(
+        bed,
+        "health",
+        &format!(
+            "set -- $({kubectl} --kubeconfig {kubeconfig} --request-timeout 5s get node node3 -o \
+             'jsonpath={{.status.nodeInfo.bootID}} {{.status.conditions[?(@.type==\"Ready\")].status}}')\n\
+             [ \"$2\" = True ] && [ \"$1\" != \"$(cat {dir}/booted)\" ] && echo true || echo false"
+        ),
+    );
+    let config = json!({"repair_procedures": [{
+        "machine_types": ["bed"],
+        "repair_operations": [{
+            "operation": "power-cycle",
+            "health_check_command": [health],
+            "health_check_interval_seconds": 1,
+            "repair_steps": [{
+                "need_drain": true,
+                "repair_command": [cycle],
+                "command_timeout_seconds": 300,
+                "watch_seconds": 600,
+            }],
+        }],
+    }]});
+    let file = bed.world.path("repair.json");
+    fs::write(&file, config.to_string()).unwrap();
+    let file = file.display().to_string();
+    bed.world.local(&["repair-queue", "config", "set", "-f", &file]).ok();
+}
+
+fn script(bed: &Bed, name: &str, body: &str) -> PathBuf {
+    let file = bed.world.path(name);
+    fs::write(&file, format!("#!/bin/sh\n{body}\n")).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    file
+}
+
+fn entries(bed: &Bed) -> Vec<Value> {
+    let list = bed.world.local(&["repair-queue", "list", "-o", "json"]).json();
+    list.as_array().unwrap().clone()
+}
+
+fn only_entry(bed: &Bed) -> Value {
+    let mut entries = entries(bed);
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    entries.remove(0)
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Pod {
+    name: String,
+    uid: String,
+    node: String,
+    ready: bool,
+    terminating: bool,
+}
+
+/// The pods of the default namespace.
+fn all_pods(bed: &Bed) -> Vec<Pod> {
+    let list = bed.kubectl(NAME, &["get", "pods", "-o", "json"]).unwrap();
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let pod = |pod: &Value| {
+        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        Pod {
+            name: text(&pod["metadata"]["name"]),
+            uid: text(&pod["metadata"]["uid"]),
+            node: text(&pod["spec"]["nodeName"]),
+            ready: conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"),
+            terminating: pod["metadata"]["deletionTimestamp"].is_string(),
+        }
+    };
+    list["items"].as_array().unwrap().iter().map(pod).collect()
+}
+
+fn pods_on(bed: &Bed, node: &str) -> Vec<Pod> {
+    all_pods(bed).into_iter().filter(|pod| pod.node == node).collect()
+}
+
+fn pod(bed: &Bed, name: &str) -> Pod {
+    all_pods(bed).into_iter().find(|pod| pod.name == name).unwrap()
+}
