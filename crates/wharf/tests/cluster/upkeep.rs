@@ -25,6 +25,7 @@ fn nodes_are_drained_and_machines_are_repaired_without_breaking_what_runs_on_the
     what_blocks_is_named_and_a_persons_cordon_survives(&bed);
     a_machine_is_power_cycled_and_comes_back(&bed);
     a_command_that_a_crash_cut_off_is_not_repeated(&mut bed);
+    a_dead_machine_is_fenced_so_that_its_pods_start_elsewhere(&bed);
 }
 
 /// All that a drain may meet, begun on node3, with room on node2.
@@ -265,6 +266,56 @@ fn a_command_that_a_crash_cut_off_is_not_repeated(bed: &mut Bed) {
     .unwrap();
 }
 
+/// A machine that is off cannot end its pods, so Kubernetes keeps them; once a command has made sure
+/// that it is off, they are taken from it.
+fn a_dead_machine_is_fenced_so_that_its_pods_start_elsewhere(bed: &Bed) {
+    for name in ["cycle", "cycled"] {
+        let _ = fs::remove_file(bed.world.path(name));
+    }
+    bed.world.local(&["repair", "delete-finished"]).ok();
+    let host = bed.host("node3");
+    fs::write(bed.world.path("booted"), host.boot_id().unwrap().trim()).unwrap();
+    bed.kubectl(NAME, &["cordon", "node2"]).unwrap();
+    bed.kubectl(NAME, &["delete", "pod", "db-0"]).unwrap();
+    wait_for("the pod to run on node3", DEADLINE, || {
+        let db = all_pods(bed).into_iter().find(|pod| pod.name == "db-0" && pod.ready);
+        Ok(db.filter(|db| db.node == "node3"))
+    })
+    .unwrap();
+    bed.kubectl(NAME, &["uncordon", "node2"]).unwrap();
+
+    host.power_cut().unwrap();
+    wait_for("the node to be silent", DEADLINE, || Ok((nodes_ready(bed, NAME) == 2).then_some(())))
+        .unwrap();
+    let address = host.address().to_string();
+    bed.world.local(&["repair", "add", "revive", "bed", &address]).ok();
+    wait_for("the taint", DEADLINE, || Ok(is_fenced(bed).then_some(()))).unwrap();
+    // It runs elsewhere while its machine is still off.
+    wait_for("the pod to run on node2", DEADLINE, || {
+        let db = all_pods(bed).into_iter().find(|pod| pod.name == "db-0" && pod.ready);
+        Ok(db.filter(|db| db.node == "node2"))
+    })
+    .unwrap();
+    // The next command may switch the machine on: it has no taint any more then.
+    wait_for("the command", DEADLINE, || Ok(bed.world.path("cycle").exists().then_some(())))
+        .unwrap();
+    assert!(!is_fenced(bed));
+    host.start().unwrap();
+    fs::write(bed.world.path("cycled"), "").unwrap();
+    bed.world.local(&["repair-queue", "wait", "--timeout-seconds", "600"]).ok();
+    let entry = only_entry(bed);
+    assert_eq!(entry["status"], "succeeded", "{entry}");
+    wait_for("the node to be in service", DEADLINE, || {
+        Ok((cordoned(bed, NAME).is_empty() && !is_fenced(bed)).then_some(()))
+    })
+    .unwrap();
+}
+
+fn is_fenced(bed: &Bed) -> bool {
+    let node = bed.kubectl(NAME, &["get", "node", "node3", "-o", "json"]).unwrap();
+    node.contains("node.kubernetes.io/out-of-service")
+}
+
 fn configure_repairs(bed: &Bed) {
     let dir = bed.world.home.path().display().to_string();
     let kubectl = wharf_bundle::cache::find("kubectl").unwrap().display().to_string();
@@ -285,20 +336,35 @@ fn configure_repairs(bed: &Bed) {
              [ \"$2\" = True ] && [ \"$1\" != \"$(cat {dir}/booted)\" ] && echo true || echo false"
         ),
     );
-    let config = json!({"repair_procedures": [{
-        "machine_types": ["bed"],
-        "repair_operations": [{
-            "operation": "power-cycle",
+    let operation = |name: &str, steps: Value| {
+        json!({
+            "operation": name,
             "health_check_command": [health],
             "health_check_interval_seconds": 1,
-            "repair_steps": [{
-                "need_drain": true,
-                "repair_command": [cycle],
-                "command_timeout_seconds": 300,
-                "watch_seconds": 600,
-            }],
+            "repair_steps": steps,
+        })
+    };
+    let power_cycle = json!({
+        "need_drain": true,
+        "repair_command": [cycle],
+        "command_timeout_seconds": 300,
+        "watch_seconds": 600,
+    });
+    let make_sure_it_is_off = json!({
+        "need_drain": true, "repair_command": ["true"], "fence_volumes": true, "watch_seconds": 30,
+    });
+    let mut power_on = power_cycle.clone();
+    power_on["need_drain"] = json!(false);
+    let config = json!({
+        "unreachable_seconds": 1,
+        "repair_procedures": [{
+            "machine_types": ["bed"],
+            "repair_operations": [
+                operation("power-cycle", json!([power_cycle])),
+                operation("revive", json!([make_sure_it_is_off, power_on])),
+            ],
         }],
-    }]});
+    });
     let file = bed.world.path("repair.json");
     fs::write(&file, config.to_string()).unwrap();
     let file = file.display().to_string();
