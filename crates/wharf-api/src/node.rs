@@ -34,6 +34,8 @@ pub struct Node {
     /// The host key that was pinned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_key: Option<String>,
+    /// Whether no new pods come to it; the status tells only of a node that is ready.
+    pub cordoned: bool,
     /// The drain that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Drain>,

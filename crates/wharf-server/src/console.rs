@@ -17,8 +17,10 @@ mod field;
 pub mod form;
 pub mod guard;
 pub mod login;
+pub mod nodes;
 pub mod operations;
 mod render;
+pub mod repairs;
 mod wish;
 
 use std::sync::Arc;

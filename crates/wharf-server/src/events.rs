@@ -310,7 +310,7 @@ fn event_of(change: &Change, time: Timestamp) -> Option<Published> {
     let own_cluster = match kind {
         "cluster" => Some(id),
         // Below the name of its cluster.
-        "repair" => id.split_once('/').map(|(cluster, _)| cluster),
+        "repair" | "drain" => id.split_once('/').map(|(cluster, _)| cluster),
         _ => None,
     };
     let own_cluster = own_cluster.map(str::to_owned);

@@ -124,7 +124,7 @@ function listen() {
   stream = new EventSource(from.dataset.events);
   // What happened before the stream was open was told to nobody.
   stream.onopen = soon;
-  for (const type of ["cluster", "operation", "health"]) {
+  for (const type of ["cluster", "operation", "health", "drain", "repair"]) {
     for (const what of ["created", "updated", "deleted", "removed"]) {
       stream.addEventListener(`${type}.${what}`, soon);
     }

@@ -92,6 +92,8 @@ struct OneBody {
     nodes: Vec<NodeRow>,
     operation: Option<Shown>,
     may: Actions,
+    /// Whether the cluster serves its nodes: then each has a page.
+    has_node_pages: bool,
     form_token: String,
 }
 
@@ -108,6 +110,8 @@ struct Actions {
     retry: Option<&'static str>,
     delete: bool,
     kubeconfig: bool,
+    /// Cordon, uncordon and drain.
+    nodes: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -175,6 +179,7 @@ async fn one_body(
         nodes: nodes_of(app, caller, &shown.record, &cluster).await?,
         operation: operation.map(|stored| Shown::of(&stored, Timestamp::now())),
         may: if is_admin(caller) { actions(&shown.record, &cluster) } else { Actions::default() },
+        has_node_pages: shown.record.as_ref().is_ok_and(|stored| stored.value.state.is_served()),
         form_token: session.form_token.clone(),
         cluster,
     })
@@ -251,6 +256,7 @@ fn actions(record: &Decoded<ClusterRecord>, cluster: &Cluster) -> Actions {
         },
         delete: allows(ClusterEvent::Delete),
         kubeconfig: state.is_served(),
+        nodes: state.is_served(),
     }
 }
 

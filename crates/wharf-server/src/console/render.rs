@@ -75,7 +75,7 @@ fn share(label: &'static str, text: String, used: u64, all: u64) -> Share {
 pub fn tone(state: &str) -> &'static str {
     match state {
         "Running" | "Ready" | "succeeded" | "done" => "good",
-        "Creating" | "Updating" | "Deleting" | "running" => "busy",
+        "Creating" | "Updating" | "Deleting" | "running" | "processing" => "busy",
         "CreateFailed" | "Unreachable" | "NotReady" | "failed" => "bad",
         "Cordoned" | "Drained" | "canceled" => "warn",
         _ => "idle",

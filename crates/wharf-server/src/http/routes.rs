@@ -87,7 +87,7 @@ fn service(app: &App) -> Table {
 
 /// The console's pages, which are not part of the API either.
 fn pages(app: &App) -> Table {
-    use console::{assets, clusters, delete, form, login, operations};
+    use console::{assets, clusters, delete, form, login, nodes, operations, repairs};
     Table::new(app)
         .page(Need::Nobody, Method::GET, "/", console::home)
         .page(Need::Nobody, Method::GET, "/console", console::home)
@@ -108,6 +108,15 @@ fn pages(app: &App) -> Table {
         .page(Need::Admin, Method::POST, "/console/clusters/{name}/retry", clusters::retry)
         .page(Need::Admin, Method::GET, "/console/clusters/{name}/delete", delete::show)
         .page(Need::Admin, Method::POST, "/console/clusters/{name}/delete", delete::send)
+        .page(Need::Viewer, Method::GET, "/console/clusters/{name}/nodes/{id}", nodes::page)
+        .page(Need::Viewer, Method::GET, "/console/clusters/{name}/nodes/{id}/live", nodes::live)
+        .page(Need::Admin, Method::POST, "/console/clusters/{name}/nodes/{id}", nodes::act)
+        .page(Need::Admin, Method::GET, "/console/clusters/{name}/nodes/{id}/plan", nodes::plan)
+        .page(Need::Viewer, Method::GET, "/console/clusters/{name}/repairs", repairs::page)
+        .page(Need::Viewer, Method::GET, "/console/clusters/{name}/repairs/live", repairs::live)
+        .page(Need::Admin, Method::POST, "/console/clusters/{name}/repairs", repairs::act)
+        .page(Need::Admin, Method::GET, "/console/clusters/{name}/new-repair", repairs::form)
+        .page(Need::Admin, Method::POST, "/console/clusters/{name}/new-repair", repairs::add)
         .page(Need::Viewer, Method::GET, "/console/operations", operations::list)
         .page(Need::Viewer, Method::GET, "/console/operations/{id}", operations::page)
         .page(Need::Viewer, Method::GET, "/console/operations/{id}/live", operations::live)

@@ -152,9 +152,10 @@ async fn list(client: &Client, cluster: &str, format: Format) -> anyhow::Result<
         let drain = node.drain.as_ref().map(|drain| format!("{} pods left", drain.left));
         let reason = node.drain.as_ref().and_then(|drain| drain.reason.clone());
         let reason = reason.or_else(|| node.reason.clone()).unwrap_or_default();
+        let cordoned = node.cordoned && node.status == "NotReady";
         [
             node.name.clone(),
-            node.status.clone(),
+            if cordoned { "NotReady,Cordoned".to_owned() } else { node.status.clone() },
             node.roles.join(","),
             node.address.clone(),
             node.kubelet_version.clone(),

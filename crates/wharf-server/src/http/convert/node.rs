@@ -53,6 +53,7 @@ pub fn node(
         kubelet_version: health.kubelet_version,
         pod_cidr: node.record.as_ref().map(|record| record.pod_cidr.to_string()),
         host_key: node.record.as_ref().and_then(|record| record.host_key.clone()),
+        cordoned: health.cordoned,
         drain: node.drain.as_ref().map(|record| drain::drain(prefix, record, now)),
         usage: usage(used.0, used.1),
     }
