@@ -3,7 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "common/browser.rs"]
+mod browser;
 mod common;
+#[path = "drains/console.rs"]
+mod console;
 #[path = "common/apiserver.rs"]
 mod world;
 

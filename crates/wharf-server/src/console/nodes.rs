@@ -13,7 +13,7 @@ use wharf_api::{
     error::ErrorCode,
     node::Node,
 };
-use wharf_core::drain::DrainOptions;
+use wharf_core::drain::{DrainOptions, Prospect};
 
 use super::{
     Page, PageResult, Session, clusters::to_cluster, fragment, guard::Posted, is_admin, render,
@@ -48,6 +48,8 @@ struct Shown {
     drain: Drain,
     tone: &'static str,
     is_running: bool,
+    /// What is not said with a pod below.
+    reason: Option<String>,
     started: String,
     lasted: String,
     percent: usize,
@@ -116,9 +118,12 @@ async fn body(
 
 fn shown(drain: Drain, now: Timestamp) -> Shown {
     let gone = drain.total.saturating_sub(drain.left);
+    let is_running = drain.ended_at.is_none();
+    let is_of_a_pod = |reason: &&String| is_running && reason.starts_with("pod ");
     Shown {
         tone: render::tone(&drain.state),
-        is_running: drain.ended_at.is_none(),
+        is_running,
+        reason: drain.reason.as_ref().filter(|reason| !is_of_a_pod(reason)).cloned(),
         started: render::time(drain.started_at),
         lasted: render::lasted(Some(drain.started_at), drain.ended_at, now),
         percent: match drain.total {
@@ -146,6 +151,7 @@ struct PlanBody<'a> {
     cluster: &'a str,
     name: &'a str,
     plan: DrainPlan,
+    verdict: String,
     tone: &'static str,
     jobs: [(&'static str, &'static str, bool); 4],
     form_token: &'a str,
@@ -172,11 +178,11 @@ pub async fn plan(
         cluster: &cluster,
         name: &name,
         plan: convert::drain::plan(&cluster, &name, &plan),
+        verdict: render::capital(&plan.prospect.to_string()),
         tone: match plan.prospect {
-            wharf_core::drain::Prospect::Clear => "good",
-            wharf_core::drain::Prospect::InTurns => "busy",
-            wharf_core::drain::Prospect::Blocked => "warn",
-            wharf_core::drain::Prospect::Never => "bad",
+            Prospect::Clear | Prospect::InTurns => "good",
+            Prospect::Blocked => "warn",
+            Prospect::Never => "bad",
         },
         jobs: [
             ("block", "Fail at once and touch nothing"),

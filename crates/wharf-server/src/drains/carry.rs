@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use wharf_core::{
     cluster::ClusterRecord,
     disruption::{Disruption, Kind, Refusal},
-    drain::{DrainRecord, Failure, Stage},
+    drain::{DrainRecord, Failure, Report, Stage},
     operation::OperationState,
 };
 use wharf_kube::{Cluster, KubeError, drain::DrainError};
@@ -158,7 +158,12 @@ impl Carry {
             let failed = match self.connect().await {
                 Ok(api) => {
                     self.teller.speak_through(&api);
-                    let report = |report: &_| self.teller.report(report);
+                    let report = |report: &Report| {
+                        // The list of nodes should show that it is cordoned now.
+                        if self.teller.report(report) != Some(report.stage) {
+                            self.app.nudge(&self.record.cluster);
+                        }
+                    };
                     match wharf_kube::drain::run(&api, self.node(), &policy, report).await {
                         Ok(drained) => {
                             self.app.metrics.drain_pods_evicted.inc_by(drained.evicted as u64);

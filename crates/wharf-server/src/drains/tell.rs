@@ -98,8 +98,10 @@ impl Teller {
         self.said().progress.stage
     }
 
-    pub fn report(&self, report: &Report) {
+    /// The stage before this report.
+    pub fn report(&self, report: &Report) -> Option<Stage> {
         let mut said = self.said();
+        let before = said.progress.stage;
         let Said { progress, ages, .. } = &mut *said;
         said.reason = progress.note(report, ages, Timestamp::now());
         if let Some(counted) = &mut said.counted {
@@ -108,6 +110,7 @@ impl Teller {
         said.tell_of_blockers(report);
         drop(said);
         self.changed.notify_one();
+        before
     }
 
     /// It does not go on, for another reason than its pods.
