@@ -8,6 +8,8 @@ mod browser;
 mod common;
 #[path = "drains/console.rs"]
 mod console;
+#[path = "drains/trouble.rs"]
+mod trouble;
 #[path = "common/apiserver.rs"]
 mod world;
 
@@ -18,15 +20,19 @@ use futures_util::FutureExt;
 use serde_json::{Value, json};
 use wharf_core::drain::DrainRecord;
 use wharf_store::{Store, StoreLocation, StoreOptions, Txn};
-use world::{World, labelled, owned_by, world};
+use world::{World, half_blocked, labelled, owned_by, world};
 
 /// A server that has taken in the cluster as `demo`. Its nodes are known that are there now.
 async fn import(world: &World) -> TestServer {
     let server = TestServer::start().await;
+    take_in(&server, world).await;
+    server
+}
+
+async fn take_in(server: &TestServer, world: &World) {
     let body = json!({"kubeConfig": world.server.kubeconfig()});
     let made = server.post("/clusters/demo?action=import", &server.admin, &body).await;
     assert_eq!(made.status(), 200, "{}", json_of(made).await);
-    server
 }
 
 async fn act(server: &TestServer, node: &str, action: &str, body: Value) -> reqwest::Response {
@@ -70,14 +76,6 @@ async fn wait_for_end(server: &TestServer, node: &str) -> Value {
     wait_until(server, node, |drain| drain["state"] != "running").await
 }
 
-/// Two pods, of which one may be missing at a time and nobody makes a second: the drain cordons,
-/// evicts one, and waits for the other.
-fn half_blocked(world: &World, node: &str) {
-    world.pod(node, &format!("{node}-0"), labelled(node));
-    world.pod(node, &format!("{node}-1"), labelled(node));
-    world.budget(node, 1, 2);
-}
-
 async fn restart(mut server: TestServer) -> TestServer {
     server.stop().await;
     let config = config(server.dir.path());
@@ -88,11 +86,11 @@ async fn restart(mut server: TestServer) -> TestServer {
 async fn a_plan_says_what_becomes_of_each_pod_and_touches_nothing() {
     let world = world();
     world.node("plan", "192.0.2.1", "worker");
-    world.pod("plan", "plan-free", json!({}));
-    world.pod("plan", "plan-held", labelled("plan-held"));
+    world.pod("plan", "plan-free", &json!({}));
+    world.pod("plan", "plan-held", &labelled("plan-held"));
     world.budget("plan-held", 1, 1);
     let gone = "11111111-1111-1111-1111-111111111111";
-    world.pod("plan", "plan-job", owned_by("Job", "nightly", gone));
+    world.pod("plan", "plan-job", &owned_by("Job", "nightly", gone));
     let server = import(&world).await;
 
     let plan = json_of(act(&server, "plan", "planDrain", json!({})).await).await;
@@ -122,8 +120,8 @@ async fn a_blocked_drain_names_its_budget_is_joined_by_others_and_goes_on_once_i
     let world = world();
     world.node("budget", "192.0.2.2", "worker");
     world.node("budget-spare", "192.0.2.3", "worker");
-    world.pod("budget", "budget-0", labelled("budget"));
-    world.pod("budget", "budget-plain", json!({}));
+    world.pod("budget", "budget-0", &labelled("budget"));
+    world.pod("budget", "budget-plain", &json!({}));
     world.budget("budget", 1, 1);
     let server = import(&world).await;
 
@@ -150,7 +148,7 @@ async fn a_blocked_drain_names_its_budget_is_joined_by_others_and_goes_on_once_i
     assert!(metrics.contains("wharf_drains_running 1\n"), "{metrics}");
     assert!(metrics.contains("wharf_drain_pods_waiting 2\n"), "{metrics}");
 
-    world.pod("budget-spare", "budget-1", labelled("budget"));
+    world.pod("budget-spare", "budget-1", &labelled("budget"));
     let ended = wait_for_end(&server, "budget").await;
     assert_eq!((&ended["state"], &ended["left"]), (&json!("succeeded"), &json!(0)), "{ended}");
     assert_eq!((&ended["reason"], &ended["total"]), (&json!(null), &json!(2)), "{ended}");
@@ -282,7 +280,7 @@ async fn a_drain_goes_on_after_a_restart_and_a_canceled_one_gives_the_node_back(
     assert!(!world.is_unschedulable("never") && world.owner("never").is_none());
     let drain = wait_for_reason(&server, "again", "0 allowed").await;
     assert_eq!(drain["id"], begun["id"]);
-    world.pod("again-spare", "again-2", labelled("again"));
+    world.pod("again-spare", "again-2", &labelled("again"));
     let ended = wait_for_end(&server, "again").await;
     assert_eq!((&ended["state"], &ended["id"]), (&json!("succeeded"), &begun["id"]), "{ended}");
     assert!(world.is_unschedulable("again") && world.owner("again").is_none());
@@ -321,8 +319,8 @@ async fn jobs_block_before_anything_is_touched_unless_told_otherwise() {
     let world = world();
     world.node("jobs", "192.0.2.14", "worker");
     let gone = "22222222-2222-2222-2222-222222222222";
-    world.pod("jobs", "jobs-0", owned_by("Job", "nightly", gone));
-    world.pod("jobs", "jobs-plain", json!({}));
+    world.pod("jobs", "jobs-0", &owned_by("Job", "nightly", gone));
+    world.pod("jobs", "jobs-plain", &json!({}));
     let server = import(&world).await;
     start(&server, "jobs", json!({})).await;
     let ended = wait_for_end(&server, "jobs").await;

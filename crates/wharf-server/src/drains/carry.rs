@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use wharf_core::{
     cluster::ClusterRecord,
     disruption::{Disruption, Kind, Refusal},
-    drain::{DrainRecord, Failure, Report, Stage},
+    drain::{DrainRecord, Failure, Policy, Report, Stage},
     operation::OperationState,
 };
 use wharf_kube::{Cluster, KubeError, drain::DrainError};
@@ -33,6 +33,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Between two tries to take a cordon back, at first and in the end.
 pub const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A cluster that answers at all does so in this time.
+const PROBE: Duration = Duration::from_secs(5);
 /// Nothing depends on an event.
 const EVENT: Duration = Duration::from_secs(5);
 
@@ -155,42 +157,46 @@ impl Carry {
     async fn drain(&self) -> End {
         let policy = self.record.policy(CORDON_OWNER);
         loop {
-            let failed = match self.connect().await {
-                Ok(api) => {
-                    self.teller.speak_through(&api);
-                    let report = |report: &Report| {
-                        // The list of nodes should show that it is cordoned now.
-                        if self.teller.report(report) != Some(report.stage) {
-                            self.app.nudge(&self.record.cluster);
-                        }
-                    };
-                    match wharf_kube::drain::run(&api, self.node(), &policy, report).await {
-                        Ok(drained) => {
-                            self.app.metrics.drain_pods_evicted.inc_by(drained.evicted as u64);
-                            match api.keep_cordon(self.node(), CORDON_OWNER).await {
-                                Ok(()) => return self.success(),
-                                Err(error) => Trouble::of(&error, true),
-                            }
-                        }
-                        Err(DrainError::Failed { failure, uncordon, .. }) => {
-                            return failed(&failure, uncordon.is_some());
-                        }
-                        Err(DrainError::Kube { source, uncordon, .. }) => {
-                            Trouble::of(&source, uncordon.is_some())
-                        }
-                    }
-                }
-                Err(reason) => Trouble { reason, passes: true, cordon_left: true },
+            let trouble = match self.try_once(&policy).await {
+                Ok(end) => return end,
+                Err(trouble) => trouble,
             };
-            if !failed.passes {
-                let Trouble { reason, cordon_left, .. } = failed;
+            if !trouble.passes {
+                let Trouble { reason, cordon_left, .. } = trouble;
                 return End::Failed { reason, timed_out: false, cordon_left };
             }
             if Timestamp::now() >= self.record.deadline() {
-                return self.late(&failed.reason, failed.cordon_left);
+                return self.late(&trouble.reason, trouble.cordon_left);
             }
-            self.teller.wait(failed.reason);
+            self.teller.wait(trouble.reason);
             tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn try_once(&self, policy: &Policy) -> Result<End, Trouble> {
+        let api = self.connect().await;
+        let api = api.map_err(|reason| Trouble { reason, passes: true, cordon_left: true })?;
+        // A cluster that is silent from the start is said to be so; later the drain says it itself.
+        api.probe(PROBE).await.map_err(|error| Trouble::of(&error, true))?;
+        self.teller.speak_through(&api);
+        let report = |report: &Report| {
+            // The list of nodes should show that it is cordoned now.
+            if self.teller.report(report) != Some(report.stage) {
+                self.app.nudge(&self.record.cluster);
+            }
+        };
+        match wharf_kube::drain::run(&api, self.node(), policy, report).await {
+            Ok(drained) => {
+                self.app.metrics.drain_pods_evicted.inc_by(drained.evicted as u64);
+                let kept = api.keep_cordon(self.node(), CORDON_OWNER).await;
+                kept.map(|()| self.success()).map_err(|error| Trouble::of(&error, true))
+            }
+            Err(DrainError::Failed { failure, uncordon, .. }) => {
+                Ok(failed(&failure, uncordon.is_some()))
+            }
+            Err(DrainError::Kube { source, uncordon, .. }) => {
+                Err(Trouble::of(&source, uncordon.is_some()))
+            }
         }
     }
 

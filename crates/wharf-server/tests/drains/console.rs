@@ -5,8 +5,8 @@ use serde_json::json;
 use super::{
     browser::Browser,
     common::{PASSWORD, TestServer},
-    half_blocked, import,
-    world::{labelled, world},
+    import,
+    world::{half_blocked, labelled, world},
 };
 
 async fn log_in(browser: &mut Browser, server: &TestServer) {
@@ -22,7 +22,7 @@ async fn in_a_browser_a_node_is_planned_drained_watched_canceled_and_cordoned() 
     let world = world();
     world.node("page", "192.0.2.30", "worker");
     half_blocked(&world, "page");
-    world.pod("page", "page-web", labelled("page-web"));
+    world.pod("page", "page-web", &labelled("page-web"));
     let server = import(&world).await;
     let mut browser = Browser::start().await;
     browser.resize(1100, 900).await;

@@ -182,13 +182,13 @@ fn row(pod: &PlannedPod) -> [String; 6] {
         let outlook = if budget.outlook == "now" { "" } else { &budget.outlook };
         format!("{} ({} allowed) {outlook}", budget.name, budget.allowed).trim_end().to_owned()
     });
-    let why = pod.why.strip_prefix(&format!("pod {name} ")).unwrap_or(&pod.why);
+    let why = pod.why.strip_prefix(&format!("pod {name} ")).unwrap_or(&pod.why).to_owned();
     [
-        name.clone(),
+        name,
         pod.class.clone(),
         pod.action.clone(),
         budgets.collect::<Vec<_>>().join(", "),
-        why.to_owned(),
+        why,
         pod.hint.clone().unwrap_or_default(),
     ]
 }
