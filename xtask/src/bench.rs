@@ -10,7 +10,7 @@ use crate::{assets, needs, target_dir, workspace};
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
     /// Which benchmark
-    #[arg(value_parser = ["store", "install", "fleet"])]
+    #[arg(value_parser = ["store", "install", "fleet", "drain"])]
     name: String,
     /// Passed on to the benchmark: --json, --seconds N, --only PART, --strict
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -20,7 +20,7 @@ pub struct BenchArgs {
 pub fn run(args: &BenchArgs) -> Result<()> {
     needs::ensure_build()?;
     needs::ensure_bench()?;
-    let peers = ["etcd", "kube-apiserver", "kubeadm", "kubectl"];
+    let peers = ["etcd", "kube-apiserver", "kubeadm", "kubectl", "kwok"];
     if peers.iter().any(|name| wharf_bundle::cache::find(name).is_none()) {
         assets::run(&assets::AssetsArgs::default())?;
     }

@@ -4,7 +4,7 @@ mod certificates;
 mod cluster;
 mod growth;
 mod kubeadm;
-mod machines;
+pub mod machines;
 mod steps;
 mod wharf;
 
@@ -68,7 +68,7 @@ pub fn run(args: &InstallArgs) -> Result<()> {
     report.finish(&args.output)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -1,14 +1,15 @@
 //! Measures Wharf beside the real systems that do the same work, on this machine, in one run.
 //!
 //! `cargo xtask bench NAME` builds everything and calls this program. [`store`] is the benchmark
-//! of durable writes, [`install`] that of installing clusters, [`fleet`] that of many clusters; [`drive`] makes
-//! the load, [`report`] and [`plot`] show what came of it.
+//! of durable writes, [`install`] that of installing clusters, [`drain`] that of drains, [`fleet`]
+//! that of many clusters; [`drive`] makes the load, [`report`] and [`plot`] show what came of it.
 //!
 //! **Invariant:** a figure is only reported after what was acknowledged has been found again by a
 //! new process, and after the disk has been shown to be synced ([`guard`]).
 //!
 //! **Invariant:** all traffic stays on loopback, and is bounded in count and time.
 
+mod drain;
 mod drive;
 mod fleet;
 mod guard;
@@ -31,6 +32,8 @@ enum Command {
     Store(store::StoreArgs),
     /// Installing clusters: against kubeadm
     Install(install::InstallArgs),
+    /// Drains of nodes: against kubectl
+    Drain(drain::DrainArgs),
     /// A thousand clusters, some of them dead, and their list against kubectl's
     Fleet(fleet::FleetArgs),
     /// The part of a measurement that runs in a process of its own
@@ -39,7 +42,7 @@ enum Command {
 }
 
 /// What every benchmark takes.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct Output {
     /// The program to measure
     #[arg(long, value_name = "FILE", default_value = "target/release/wharf")]
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Store(args) => store::run(&args),
         Command::Install(args) => install::run(&args),
+        Command::Drain(args) => drain::run(&args),
         Command::Fleet(args) => fleet::run(&args),
         Command::Worker(worker) => worker::run(&worker),
     };

@@ -1,6 +1,6 @@
 //! Measurements that run in a process of their own. Of the embedded store: so its memory and
 //! processor time are known, and its end is the restart after which everything must still be there.
-//! Of certificates: because the peer is a process too.
+//! Of certificates and drains: because the peer is a process too.
 
 pub mod certificates;
 mod raw;
@@ -19,7 +19,7 @@ pub use reads::Read;
 pub use watch::Watched;
 pub use writes::{Keys, ROUNDS, Synced, VALUE_BYTES, Written};
 
-use crate::drive;
+use crate::{drain, drive};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Worker {
@@ -38,6 +38,8 @@ pub enum Worker {
     Watch(Load),
     /// All certificates and kubeconfigs of a new cluster, as files
     Certificates(certificates::Certificates),
+    /// Drains of nodes, all at once
+    Drain(drain::Drain),
 }
 
 #[derive(Debug, clap::Args)]
@@ -62,13 +64,15 @@ impl Load {
 }
 
 pub fn run(worker: &Worker) -> Result<()> {
-    if let Worker::Certificates(args) = worker {
-        return certificates::run(args);
+    match worker {
+        Worker::Certificates(args) => return certificates::run(args),
+        Worker::Drain(args) => return drain::work(args),
+        Worker::Writes(_) | Worker::Synced { .. } | Worker::Reads(_) | Worker::Watch(_) => {}
     }
     let runtime = drive::runtime()?;
     match worker {
-        // Done above, where no threads are needed.
-        Worker::Certificates(_) => {}
+        // Done above: they need no store.
+        Worker::Certificates(_) | Worker::Drain(_) => {}
         Worker::Writes(load) => print(&runtime.block_on(writes::run(load))?)?,
         Worker::Synced { dir, commits } => {
             print(&runtime.block_on(writes::synced(dir, *commits))?)?;

@@ -44,6 +44,9 @@ const SESSIONS: usize = 4;
 /// No list that we ask for, page by page, comes near it; a hostile server may send anything.
 const MAX_ANSWER: usize = 64 << 20;
 
+/// So that an audit log tells who asked.
+const AGENT: HeaderValue = HeaderValue::from_static("wharf");
+
 type BoxError = Box<dyn Error + Send + Sync>;
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -119,6 +122,7 @@ impl Transport {
     ) -> Result<Request<Body>, BoxError> {
         let mut parts = parts.clone();
         parts.uri = self.servers.address(server, &parts.uri)?;
+        parts.headers.insert(header::USER_AGENT, AGENT);
         if let Some(authorization) = &self.authorization {
             parts.headers.insert(header::AUTHORIZATION, authorization.clone());
         }
