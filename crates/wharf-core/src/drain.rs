@@ -135,9 +135,9 @@ impl<'a> Drain<'a> {
             return self.go_on(vec![Action::Cordon], report);
         }
         let mut due = Vec::new();
-        let mut spoken_for = self.spoken_for();
+        let mut asked = self.asked();
         for seen in &self.leaving {
-            match self.rehearsal(seen, &mut spoken_for) {
+            match self.rehearsal(seen, &mut asked) {
                 Next::Ask => due.push(seen),
                 Next::Agreed => continue,
                 Next::Wait => {}
@@ -208,20 +208,15 @@ impl<'a> Drain<'a> {
     /// would only tell of our own evictions.
     fn rehearse_what_is_untried(&self) -> Option<Decision> {
         self.policy.attempts?;
-        let mut spoken_for = self.spoken_for();
-        let mut asked = Vec::new();
-        let mut awaited = false;
         let open = |seen: &&Seen<'_>| {
             seen.class == Class::Evict && seen.bound_by_budgets && seen.pod.last_try.is_none()
         };
-        for seen in self.leaving.iter().filter(open) {
-            match self.rehearsal(seen, &mut spoken_for) {
-                Next::Ask => asked.push(Action::Rehearse(seen.pod.pod.clone())),
-                Next::Wait => awaited = true,
-                Next::Agreed => {}
-            }
-        }
-        if (asked.is_empty() && !awaited) || self.is_late() {
+        let open = || self.leaving.iter().filter(open);
+        let mut asked = self.asked();
+        let due = open().filter(|seen| matches!(self.rehearsal(seen, &mut asked), Next::Ask));
+        let due: Vec<Action> = due.map(|seen| Action::Rehearse(seen.pod.pod.clone())).collect();
+        let awaited = open().any(|seen| seen.pod.asking);
+        if (due.is_empty() && !awaited) || self.is_late() {
             return None;
         }
         let mut report = self.report(Stage::Evicting);
@@ -229,7 +224,7 @@ impl<'a> Drain<'a> {
         report.waiting = self.leaving.iter().map(waiting).collect();
         match self.hopeless(&report) {
             Some(_) => None,
-            None => Some(self.go_on(asked, report)),
+            None => Some(self.go_on(due, report)),
         }
     }
 
@@ -284,36 +279,23 @@ impl<'a> Drain<'a> {
         self.is_late().then(|| Failure::Deadline { waiting: report.waiting.clone() })
     }
 
-    /// The budgets that have answered for one of their pods, or are being asked.
+    /// The budgets that are asked for one of their pods, or have not agreed when they were.
     ///
     /// The API server judges each pod by itself and a rehearsal changes nothing: what it says of one
-    /// pod of a budget it says of all that are as ready. So one is asked for all, and the drain of a
-    /// node costs hardly more writes than evictions.
-    fn spoken_for(&self) -> SpokenFor {
-        let mut spoken_for = SpokenFor::default();
-        for seen in self.leaving.iter().filter(|seen| seen.class == Class::Evict) {
-            let Some(key) = self.key(seen.pod) else { continue };
-            match seen.pod.last_try.as_ref().map(|last| &last.answer) {
-                Some(Answer::Allowed | Answer::Accepted) => {
-                    spoken_for.agreed.insert(key);
-                }
-                Some(_) => {
-                    spoken_for.asked.insert(key);
-                }
-                None if seen.pod.asking => {
-                    spoken_for.asked.insert(key);
-                }
-                None => {}
-            }
-        }
-        spoken_for
+    /// ready pod of a budget it says of all. So one is asked for all, and the drain of a node costs
+    /// hardly more writes than evictions.
+    fn asked(&self) -> BTreeSet<usize> {
+        let evicted = self.leaving.iter().filter(|seen| seen.class == Class::Evict);
+        let asked = evicted.filter(|seen| seen.pod.asking || seen.pod.last_try.is_some());
+        asked.filter_map(|seen| self.judge_of(seen.pod)).collect()
     }
 
-    fn key(&self, pod: &PodFacts) -> Option<(usize, bool)> {
-        self.allowances.only(pod).map(|place| (place, pod.ready))
+    /// The budget whose word on one of its pods is its word on this one.
+    fn judge_of(&self, pod: &PodFacts) -> Option<usize> {
+        self.allowances.only(pod).filter(|_| pod.ready)
     }
 
-    fn rehearsal(&self, seen: &Seen<'_>, spoken_for: &mut SpokenFor) -> Next {
+    fn rehearsal(&self, seen: &Seen<'_>, asked: &mut BTreeSet<usize>) -> Next {
         match seen.class {
             Class::JobBlocks | Class::JobWaits => return Next::Wait,
             Class::Evict => {}
@@ -338,10 +320,10 @@ impl<'a> Drain<'a> {
         let known = seen.bound_by_budgets && self.policy.attempts.is_none();
         let held = known && self.allowances.say(seen.pod) != Say::Free;
         let Some(last) = &seen.pod.last_try else {
-            return match self.key(seen.pod) {
-                Some(key) if spoken_for.agreed.contains(&key) => Next::Agreed,
+            return match self.judge_of(seen.pod) {
+                Some(budget) if self.allowances.has_agreed(budget) => Next::Agreed,
                 _ if held => Next::Wait,
-                Some(key) if !spoken_for.asked.insert(key) => Next::Wait,
+                Some(budget) if !asked.insert(budget) => Next::Wait,
                 Some(_) | None => Next::Ask,
             };
         };
@@ -451,13 +433,6 @@ impl<'a> Drain<'a> {
         let wake_at = wake_at.min(self.policy.deadline).max(self.now);
         Decision { verdict: Verdict::Going, actions, wake_at, report }
     }
-}
-
-/// By budget, and by whether the pods are ready.
-#[derive(Default)]
-struct SpokenFor {
-    agreed: BTreeSet<(usize, bool)>,
-    asked: BTreeSet<(usize, bool)>,
 }
 
 enum Next {

@@ -43,6 +43,9 @@ const UNDO: Duration = Duration::from_secs(5);
 /// The watch shows our cordon long before; only one that is lost is put again.
 const CORDON_SHOWS: Duration = Duration::from_secs(1);
 
+/// They only make the count of evictions right.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
 /// The node is cordoned and empty, or it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drained {
@@ -173,7 +176,7 @@ impl Drain<'_> {
                 let acted = self.act(decision.actions).await;
                 match decision.verdict {
                     Verdict::Going => acted?,
-                    Verdict::Done => return Ok(None),
+                    Verdict::Done => return self.hear_the_last_answers().await.map(|()| None),
                     Verdict::Failed(failure) => return Ok(Some((failure, acted.err()))),
                 }
             } else if Timestamp::now() >= self.policy.deadline {
@@ -196,6 +199,15 @@ impl Drain<'_> {
         }
         while let Some(told) = self.sight.next().now_or_never() {
             self.sight.take(told).await?;
+        }
+        Ok(())
+    }
+
+    /// A pod may be seen to be gone before the answer to its eviction comes.
+    async fn hear_the_last_answers(&mut self) -> KubeResult<()> {
+        let end = Instant::now() + LAST_ANSWERS;
+        while let Ok(Some(answer)) = tokio::time::timeout_at(end, self.asked.next()).await {
+            self.note(answer)?;
         }
         Ok(())
     }
@@ -256,9 +268,13 @@ impl Drain<'_> {
             return answer.map(drop);
         }
         let (last_try, granted) = question.judge(&self.sight, answer);
-        if granted && question.kind != Kind::Rehearse {
-            self.evicted += 1;
-            self.sight.note_accepted(&question.facts, question.at);
+        match question.kind {
+            Kind::Rehearse if granted => self.sight.note_allowed(&question.facts),
+            Kind::Evict | Kind::Delete if granted => {
+                self.evicted += 1;
+                self.sight.note_accepted(&question.facts, question.at);
+            }
+            Kind::Rehearse | Kind::Evict | Kind::Delete => {}
         }
         self.sight.note(&question.facts.pod, last_try);
         Ok(())

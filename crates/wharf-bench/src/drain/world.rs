@@ -132,7 +132,11 @@ impl World {
         lists.push(budgets);
         lists.retain(|list: &Vec<Value>| !list.is_empty());
         self.create(lists)?;
-        self.ask(&["wait", "--for=condition=Ready", "pod", "--all", "--timeout=180s"])?;
+        wait_for("the pods to run", DEADLINE, || {
+            let others = "--field-selector=status.phase!=Running";
+            let waiting = self.ask(&["get", "pods", others, "-o", "name"])?;
+            Ok(waiting.is_empty().then_some(()))
+        })?;
         self.wait_for_budgets(expected, GROUP as u64)
     }
 

@@ -92,6 +92,10 @@ impl<'a> Allowances<'a> {
         }
     }
 
+    pub(super) fn has_agreed(&self, place: usize) -> bool {
+        self.budgets.get(place).is_some_and(|budget| budget.facts.agreed)
+    }
+
     fn places(&self, pod: &PodFacts) -> Vec<usize> {
         let here = self.by_namespace.get(pod.pod.namespace.as_str()).into_iter().flatten();
         let covers = |place: &&usize| {

@@ -144,18 +144,19 @@ fn a_look_never_overdraws_a_budget() {
 #[test]
 fn one_pod_of_each_budget_is_rehearsed_and_none_that_no_budget_covers() {
     let pods = || vec![of("db", "db-0"), pod("web"), of("db", "db-1"), of("api", "api-0")];
-    let budgets = || vec![budget("db", 1, 3), budget("api", 0, 1)];
-    let look = |pods: Vec<PodFacts>| line_by(&with(fresh(pods), budgets()), 10, &policy());
-    assert_eq!(look(pods()), "going | rehearse db-0, rehearse api-0");
-    let mut asked = pods();
-    asked[0].asking = true;
-    assert_eq!(look(asked.clone()), "going | rehearse api-0");
-    asked[0] = PodFacts { labels: labels("db"), ..tried("db-0", 10, Answer::Allowed) };
-    asked[3] = PodFacts { labels: labels("api"), ..tried("api-0", 10, Answer::Allowed) };
-    assert_eq!(look(asked.clone()), "going | cordon");
+    let agreed = |one: BudgetFacts| BudgetFacts { agreed: true, ..one };
+    let (db, api) = (|| budget("db", 1, 3), || budget("api", 0, 1));
+    let look = |pods: Vec<PodFacts>, budgets| line_by(&with(fresh(pods), budgets), 10, &policy());
+    assert_eq!(look(pods(), vec![db(), api()]), "going | rehearse db-0, rehearse api-0");
+    let mut asking = pods();
+    asking[0].asking = true;
+    assert_eq!(look(asking, vec![db(), api()]), "going | rehearse api-0");
+    assert_eq!(look(pods(), vec![agreed(db()), api()]), "going | rehearse api-0");
+    assert_eq!(look(pods(), vec![agreed(db()), agreed(api())]), "going | cordon");
     // A pod that is not ready is judged by other rules.
-    asked[2].ready = false;
-    assert_eq!(look(asked), "going | rehearse db-1");
+    let mut unready = pods();
+    unready[2].ready = false;
+    assert_eq!(look(unready, vec![agreed(db()), agreed(api())]), "going | rehearse db-1");
     // Where budgets cannot be read, the API server is asked about each.
     assert!(line_by(&fresh(pods()), 10, &policy()).contains("rehearse web"));
 }
@@ -304,28 +305,26 @@ fn refusals_are_counted_against_the_attempts() {
 #[test]
 fn where_refusals_are_counted_all_pods_are_asked_about_before_the_first_leaves() {
     let counting = Policy { attempts: Some(1), order: Order::CordonFirst, ..policy() };
-    let allowed =
-        |name: &str| PodFacts { labels: labels("db"), ..tried(name, 10, Answer::Allowed) };
-    let look = |pods: Vec<PodFacts>, allowed: i32| {
-        let facts = BudgetFacts { allowed, ..budget("db", 2, 3) };
-        line_by(&with(cordoned(pods), vec![facts]), 11, &counting)
+    let look_by = |pods: Vec<PodFacts>, allowed: i32, agreed: bool, policy: &Policy| {
+        let facts = BudgetFacts { allowed, agreed, ..budget("db", 2, 3) };
+        line_by(&with(cordoned(pods), vec![facts]), 11, policy)
     };
-    let untried = vec![of("db", "db-0"), of("db", "db-1")];
-    assert_eq!(look(untried, 1), "going | rehearse db-0");
-    let mut asking = vec![of("db", "db-0"), of("db", "db-1")];
+    let look = |pods, allowed, agreed| look_by(pods, allowed, agreed, &counting);
+    let two = || vec![of("db", "db-0"), of("db", "db-1")];
+    assert_eq!(look(two(), 1, false), "going | rehearse db-0");
+    let mut asking = two();
     asking[0].asking = true;
-    assert_eq!(look(asking, 1), "going | ");
-    assert_eq!(look(vec![allowed("db-0"), of("db", "db-1")], 1), "going | evict db-1");
-    assert_eq!(look(vec![allowed("db-0"), allowed("db-1")], 1), "going | evict db-0");
+    assert_eq!(look(asking, 1, false), "going | ");
+    assert_eq!(look(two(), 1, true), "going | evict db-0");
     // Our own eviction holds the other one up; that is no refusal.
-    assert_eq!(look(vec![allowed("db-1")], 0), "going | ");
-    let refused_once = PodFacts { labels: labels("db"), ..tried("db-1", 10, refused()) };
-    let text = look(vec![refused_once.clone()], 0);
+    assert_eq!(look(vec![of("db", "db-1")], 0, true), "going | ");
+    let refused_once = || PodFacts { labels: labels("db"), ..tried("db-0", 10, refused()) };
+    let text = look(vec![refused_once(), of("db", "db-1")], 0, false);
     assert!(text.starts_with("failed: evictions were refused too often"), "{text}");
-    let twice = Policy { attempts: Some(2), ..counting };
-    let facts = BudgetFacts { allowed: 0, ..budget("db", 2, 3) };
-    let again = with(cordoned(vec![refused_once]), vec![facts]);
-    assert_eq!(line_by(&again, 11, &twice), "going | evict db-1");
+    // It is asked again for as often as is allowed, and the others do not ask beside it.
+    let twice = Policy { attempts: Some(2), ..counting.clone() };
+    let both = vec![refused_once(), of("db", "db-1")];
+    assert_eq!(look_by(both, 0, false, &twice), "going | evict db-0");
 }
 
 #[test]

@@ -210,6 +210,8 @@ pub struct BudgetFacts {
     pub expected: i32,
     /// `unhealthyPodEvictionPolicy: AlwaysAllow`
     pub always_allow_unready: bool,
+    /// In this drain the eviction of a ready pod under it was rehearsed and allowed.
+    pub agreed: bool,
     /// When this drain last saw it change.
     pub changed_at: Option<Timestamp>,
     /// When this drain asked for the last eviction under it that was accepted.

@@ -230,7 +230,7 @@ impl BudgetSeen {
                 .unhealthy_pod_eviction_policy
                 .is_some_and(|policy| policy == "AlwaysAllow"),
             changed_at: Some(now),
-            taken_at: None,
+            ..BudgetFacts::default()
         }
     }
 }

@@ -57,6 +57,10 @@ pub(super) struct Sight<'a> {
     pub snapshot: Snapshot,
     /// The budgets of all namespaces; those of the pods' are in the snapshot.
     all_budgets: BTreeMap<(String, String), BudgetFacts>,
+    /// What this drain has noted on budgets: that it agreed, and when it was taken from.
+    noted: BTreeMap<(String, String), (bool, Option<Timestamp>)>,
+    /// In which the pods are.
+    namespaces: BTreeSet<String>,
     lookups: Lookups,
     in_use: Vec<String>,
     attached: BTreeMap<String, String>,
@@ -97,6 +101,8 @@ impl<'a> Sight<'a> {
             known: Known::default(),
             snapshot: Snapshot::default(),
             all_budgets: BTreeMap::new(),
+            noted: BTreeMap::new(),
+            namespaces: BTreeSet::new(),
             lookups: Lookups::default(),
             in_use: Vec::new(),
             attached: BTreeMap::new(),
@@ -170,11 +176,22 @@ impl<'a> Sight<'a> {
 
     /// Notes on its budgets that the eviction of a pod, asked for at this time, was accepted.
     pub fn note_accepted(&mut self, pod: &PodFacts, at: Timestamp) {
+        self.note_on_budgets(pod, |budget| budget.taken_at = Some(at));
+    }
+
+    /// Notes on its budgets that a pod might go.
+    pub fn note_allowed(&mut self, pod: &PodFacts) {
+        self.note_on_budgets(pod, |budget| budget.agreed |= pod.ready);
+    }
+
+    fn note_on_budgets(&mut self, pod: &PodFacts, mut note: impl FnMut(&mut BudgetFacts)) {
         let covering = self.snapshot.budgets_of(pod);
         for budget in self.snapshot.budgets.iter_mut().flatten() {
             let here = budget.namespace == pod.pod.namespace;
             if here && covering.iter().any(|one| one.name == budget.name) {
-                budget.taken_at = Some(at);
+                note(budget);
+                let key = (budget.namespace.clone(), budget.name.clone());
+                self.noted.insert(key, (budget.agreed, budget.taken_at));
             }
         }
     }
@@ -216,7 +233,12 @@ impl<'a> Sight<'a> {
             self.pods = follow_pods(&self.cluster, self.node);
             self.known.pods = false;
         }
-        self.choose_budgets();
+        let mut pods = self.snapshot.pods.iter();
+        if pods.any(|pod| !self.namespaces.contains(&pod.pod.namespace)) {
+            let names = self.snapshot.pods.iter().map(|pod| pod.pod.namespace.clone());
+            self.namespaces = names.collect();
+            self.choose_budgets();
+        }
         taken
     }
 
@@ -413,17 +435,11 @@ impl<'a> Sight<'a> {
         if self.budgets.is_none() || !self.known.budgets {
             return;
         }
-        let namespaces: BTreeSet<&str> =
-            self.snapshot.pods.iter().map(|pod| pod.pod.namespace.as_str()).collect();
-        let before = self.snapshot.budgets.take().unwrap_or_default();
-        let taken_at = |facts: &BudgetFacts| {
-            let same =
-                |one: &&BudgetFacts| one.namespace == facts.namespace && one.name == facts.name;
-            before.iter().find(same).and_then(|one| one.taken_at)
-        };
-        let chosen = self.all_budgets.values();
-        let chosen = chosen.filter(|one| namespaces.contains(one.namespace.as_str()));
-        let chosen = chosen.map(|one| BudgetFacts { taken_at: taken_at(one), ..one.clone() });
+        let here = |key: &(String, String)| self.namespaces.contains(&key.0);
+        let chosen = self.all_budgets.iter().filter(|(key, _)| here(key)).map(|(key, facts)| {
+            let (agreed, taken_at) = self.noted.get(key).copied().unwrap_or_default();
+            BudgetFacts { agreed, taken_at, ..facts.clone() }
+        });
         self.snapshot.budgets = Some(chosen.collect());
     }
 

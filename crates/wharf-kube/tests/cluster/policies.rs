@@ -103,6 +103,28 @@ async fn a_pod_that_is_not_ready_is_deleted_after_its_time() {
     assert!(took.as_secs() >= 2, "its budget held it for {took}");
 }
 
+#[tokio::test]
+async fn where_refusals_are_counted_our_own_evictions_are_no_refusals() {
+    let (world, node) = (world(), "counted");
+    world.node(node);
+    world.node("counted-elsewhere");
+    let pods =
+        ["counted-0", "counted-1"].map(|name| world.pod_with(node, name, labelled("counted")));
+    world.budget("counted", 1, 2);
+    let once = Policy { attempts: Some(1), ..policy(DEADLINE) };
+    let drain = start_with(world.cluster(), node, once.clone());
+    drain.wait_until_it_says("is protected by budget counted, 0 allowed").await;
+    assert_eq!(pods.iter().filter(|pod| world.is_there(pod)).count(), 1);
+    world.pod_with("counted-elsewhere", "counted-2", labelled("counted"));
+    assert_eq!(drain.end().await.unwrap(), Drained { evicted: 2 });
+
+    // What the budget refuses before anything left is one.
+    let error = start_with(world.cluster(), "counted-elsewhere", once).end().await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("evictions were refused too often: pod default/counted-2"), "{text}");
+    assert!(!world.is_unschedulable("counted-elsewhere"));
+}
+
 /// What an attacher and a kubelet would write is written by hand.
 #[tokio::test]
 async fn volumes_of_drained_pods_are_waited_for() {
