@@ -139,7 +139,7 @@ impl World {
     /// Who of us has cordoned a node.
     pub fn owner(&self, node: &str) -> Option<String> {
         let node = self.read(&["node", node]);
-        let owner = node["metadata"].get("annotations")?.get(wharf_kube::CORDON_OWNER)?;
+        let owner = node["metadata"].get("annotations")?.get("wharf.dev/cordoned-by")?;
         Some(owner.as_str().unwrap().to_owned())
     }
 

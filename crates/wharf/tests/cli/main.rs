@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "../../../wharf-server/tests/common/apiserver.rs"]
+mod apiserver;
+mod node;
 mod world;
 
 use std::{os::unix::fs::PermissionsExt, process::Stdio};
