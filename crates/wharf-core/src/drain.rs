@@ -221,7 +221,7 @@ impl<'a> Drain<'a> {
         }
         let mut report = self.report(Stage::Evicting);
         let waiting = |seen| self.waiting(seen, &self.allowances.say(seen.pod));
-        report.waiting = self.leaving.iter().map(waiting).collect();
+        report.waiting.extend(self.leaving.iter().map(waiting));
         match self.hopeless(&report) {
             Some(_) => None,
             None => Some(self.go_on(due, report)),
@@ -402,7 +402,16 @@ impl<'a> Drain<'a> {
     }
 
     fn report(&self, stage: Stage) -> Report {
-        Report { given_up: self.given_up, ..Report::new(stage, self.leaving.len()) }
+        let silent = self.snapshot.silent.iter().map(|message| Waiting {
+            pod: None,
+            reason: WaitReason::Silent { message: message.clone() },
+            remark: None,
+        });
+        Report {
+            given_up: self.given_up,
+            waiting: silent.collect(),
+            ..Report::new(stage, self.leaving.len())
+        }
     }
 
     fn is_late(&self) -> bool {

@@ -224,19 +224,17 @@ impl Drain<'_> {
 
     /// The end is decided on what the API server says now, not on what watches told.
     async fn decide_afresh(&mut self) -> KubeResult<Decision> {
-        match self.sight.refresh_pods().await {
-            Err(error) if !error.is_transient() || Timestamp::now() >= self.policy.deadline => {
-                return Err(error);
+        let refreshed = self.sight.refresh_pods().await;
+        let decision = self.decide();
+        let now = Timestamp::now();
+        match refreshed {
+            Ok(()) => Ok(decision),
+            Err(error) if error.is_transient() && now < self.policy.deadline => {
+                let wake_at = now.saturating_add(RETRY).unwrap_or(Timestamp::MAX);
+                Ok(Decision { verdict: Verdict::Going, wake_at, ..decision })
             }
-            // They are asked for again before anything is decided.
-            Ok(()) | Err(_) => {}
+            Err(error) => Err(error),
         }
-        let mut decision = self.decide();
-        if !self.sight.is_complete() {
-            decision.verdict = Verdict::Going;
-            decision.wake_at = Timestamp::now().saturating_add(RETRY).unwrap_or(Timestamp::MAX);
-        }
-        Ok(decision)
     }
 
     async fn act(&mut self, actions: Vec<Action>) -> KubeResult<()> {

@@ -92,6 +92,7 @@ fn take(machines: &mut BTreeMap<String, MachineSeen>, change: Change<Node>) -> b
             *machines = all.collect();
             true
         }
+        Change::Again => false,
         Change::Gone(node) => machines.remove(&node.metadata.name).is_some(),
         Change::Is(node) => {
             let machine = MachineSeen::from(node);

@@ -39,6 +39,8 @@ pub(crate) enum Change<T> {
     All(Vec<T>),
     Is(T),
     Gone(T),
+    /// Nothing new, but the server answers again.
+    Again,
 }
 
 /// A list that is followed. Nothing is asked before the first [`Follow::next`].
@@ -60,9 +62,11 @@ impl<T: Followed> Follow<T> {
             end: Instant::now(),
             not_before: Instant::now(),
             pause: FIRST_PAUSE,
+            failed: false,
         };
         let changes = unfold(follower, |mut follower| async {
             let change = follower.next().await;
+            follower.failed = change.is_err();
             if change.is_err() {
                 follower.not_before = Instant::now() + follower.pause;
                 follower.pause = (follower.pause * 2).min(LONGEST_PAUSE);
@@ -96,6 +100,8 @@ struct Follower<T> {
     end: Instant,
     not_before: Instant,
     pause: Duration,
+    /// The last thing that was told is an error.
+    failed: bool,
 }
 
 impl<T: Followed> Follower<T> {
@@ -110,6 +116,7 @@ impl<T: Followed> Follower<T> {
                 sleep_until(self.not_before).await;
                 match self.open(&version).await {
                     Err(error) if error.code() == Some(EXPIRED) => self.version = None,
+                    Ok(()) if self.failed => return Ok(Change::Again),
                     opened => opened?,
                 }
                 continue;

@@ -68,6 +68,10 @@ pub enum WaitReason {
     CordonedBy(String),
     /// Volumes of pods that left.
     Volumes(Vec<String>),
+    /// The cluster does not answer.
+    Silent {
+        message: String,
+    },
 }
 
 impl Waiting {
@@ -78,6 +82,7 @@ impl Waiting {
             | WaitReason::Job
             | WaitReason::Failed { .. }
             | WaitReason::Later { .. }
+            | WaitReason::Silent { .. }
             | WaitReason::CordonedBy(_) => true,
             WaitReason::NotYet | WaitReason::Terminating | WaitReason::Volumes(_) => {
                 self.remark.is_some()
@@ -102,6 +107,7 @@ impl fmt::Display for Waiting {
             WaitReason::Terminating => f.write_str("is terminating")?,
             WaitReason::Failed { message } => write!(f, "could not be evicted: {message}")?,
             WaitReason::CordonedBy(owner) => write!(f, "the node is cordoned by {owner}")?,
+            WaitReason::Silent { message } => write!(f, "the cluster does not answer: {message}")?,
             WaitReason::Volumes(names) => {
                 write!(f, "volumes of drained pods are attached: {}", names.join(", "))?;
             }

@@ -18,6 +18,8 @@ pub struct Snapshot {
     /// The labels of the pods' namespaces, by name.
     pub namespaces: BTreeMap<String, Labels>,
     pub volumes: Volumes,
+    /// Why nothing of this may be true any more: what went wrong when the cluster was last asked.
+    pub silent: Option<String>,
     /// Since when this drain has known of its cordon on the node.
     pub cordoned_since: Option<Timestamp>,
     /// Since when, in this drain, every look at the cordoned node found nothing left to move.

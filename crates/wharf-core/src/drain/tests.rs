@@ -136,6 +136,18 @@ fn who_takes_our_mark_away_ends_the_drain() {
 }
 
 #[test]
+fn a_silent_cluster_is_named_and_nothing_new_is_begun() {
+    let silent = Some("no route".to_owned());
+    let snapshot = Snapshot { silent, ..fresh(vec![]) };
+    let decision = decide_drain(&snapshot, at(10), &policy());
+    assert_eq!(decision.actions, []);
+    let texts: Vec<String> = decision.report.waiting.iter().map(ToString::to_string).collect();
+    assert_eq!(texts, ["the cluster does not answer: no route"]);
+    let late = "failed: the deadline passed: the cluster does not answer: no route | ";
+    assert_eq!(line(&snapshot, 100), late);
+}
+
+#[test]
 fn what_is_being_asked_for_is_not_asked_twice_and_takes_its_room() {
     let few = Policy { parallel: 2, ..policy() };
     let asking = || PodFacts { asking: true, ..pod("a") };

@@ -253,6 +253,7 @@ impl BlockingPod {
                 | WaitReason::Terminating
                 | WaitReason::Failed { .. }
                 | WaitReason::CordonedBy(_)
+                | WaitReason::Silent { .. }
                 | WaitReason::Volumes(_) => Vec::new(),
             };
             Self {

@@ -140,13 +140,21 @@ impl<'a> Sight<'a> {
             Told::Attachments(change) => self.take_attachments(change),
         };
         match taken {
-            Ok(()) => self.failure = None,
-            Err(error) if error.is_transient() => self.failure = Some(error),
+            Ok(()) => {
+                self.failure = None;
+                self.snapshot.silent = None;
+            }
+            Err(error) if error.is_transient() => self.fail(error),
             // It is asked for anew.
-            Err(error @ KubeError::Answer { .. }) => self.failure = Some(error),
+            Err(error @ KubeError::Answer { .. }) => self.fail(error),
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    fn fail(&mut self, error: KubeError) {
+        self.snapshot.silent = Some(error.to_string());
+        self.failure = Some(error);
     }
 
     /// Looks at the pods afresh, so that nothing depends on a watch that lags behind.
@@ -205,6 +213,7 @@ impl<'a> Sight<'a> {
             Change::All(nodes) => nodes.into_iter().next(),
             Change::Is(node) => Some(node),
             Change::Gone(_) => None,
+            Change::Again => return,
         };
         self.known.node = true;
         self.snapshot.node = node.as_ref().map(NodeSeen::facts);
@@ -223,6 +232,7 @@ impl<'a> Sight<'a> {
         let taken = match change {
             Change::All(pods) => self.replace_pods(pods).await,
             Change::Is(pod) => self.put_pod(&pod).await,
+            Change::Again => Ok(()),
             Change::Gone(pod) => {
                 self.snapshot.pods.retain(|one| one.pod.uid != pod.metadata.uid);
                 Ok(())
@@ -425,6 +435,7 @@ impl<'a> Sight<'a> {
             Ok(Change::Gone(budget)) => {
                 self.all_budgets.remove(&budget.key());
             }
+            Ok(Change::Again) => return Ok(()),
         }
         self.choose_budgets();
         Ok(())
@@ -455,6 +466,7 @@ impl<'a> Sight<'a> {
                 }
             }
             Ok(Change::Is(one)) => self.put_attachment(one),
+            Ok(Change::Again) => return Ok(()),
             Ok(Change::Gone(one)) => {
                 self.attached.remove(&one.metadata.name);
             }

@@ -232,6 +232,7 @@ async fn a_drain_outlives_the_api_server_and_an_expired_token_ends_it() {
     let World { mut server, kubeconfig } = world;
     std::fs::write(&tokens, lasting).unwrap();
     server.process().kill().unwrap();
+    lasting_drain.wait_until_it_says("the cluster does not answer").await;
     let begin = Instant::now();
     server.restart().unwrap();
     let error = passing_drain.end().await.unwrap_err();
