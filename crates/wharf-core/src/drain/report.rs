@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    budget::{Allowances, Outlook, outlook},
-    snapshot::{Budget, Pin, PodFacts, PodRef},
+    budget::{Allowances, Outlook, Say, outlook},
+    snapshot::{Answer, Budget, Pin, PodFacts, PodRef},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,7 +138,15 @@ pub(super) fn remark(pod: &PodFacts, allowances: &Allowances<'_>) -> Option<Stri
             budget.name, budget.desired, budget.expected
         ));
     }
-    remarks.extend(pod.pin.as_ref().map(hint));
+    let refused = matches!(
+        pod.last_try.as_ref().map(|last| &last.answer),
+        Some(Answer::Refused { .. } | Answer::Failed { .. })
+    );
+    remarks.extend(match &pod.pin {
+        // It leaves by itself unless somebody says no.
+        Some(Pin::Pod) if !refused && allowances.say(pod) == Say::Free => None,
+        pin => pin.as_ref().map(hint),
+    });
     if remarks.is_empty() { None } else { Some(remarks.join("; ")) }
 }
 
