@@ -259,5 +259,8 @@ fn check(config: &RepairConfig, request: &Request) -> Result<String, Vec<Fault>>
 
 fn listed<'a>(names: impl Iterator<Item = &'a String>) -> String {
     let names: Vec<&str> = names.map(String::as_str).collect();
-    if names.is_empty() { String::new() } else { format!("; there are {}", names.join(", ")) }
+    match names.as_slice() {
+        [] => "; the repair configuration has none".to_owned(),
+        names => format!("; there are {}", names.join(", ")),
+    }
 }
