@@ -62,6 +62,7 @@ pub fn tell(place: &Place<'_>) -> Result<()> {
     println!("  export KUBECONFIG={}", place.dir.join("kubeconfig").display());
     println!("  {} get nodes,pods -A -o wide", kubectl.display());
     println!("  {wharf} cluster plan -f {}", place.dir.join("demo.yaml").display());
+    println!("  {wharf} node drain demo node3 --plan");
     println!("  cargo xtask hosts list      the machines, beside those of tests");
     Ok(())
 }
