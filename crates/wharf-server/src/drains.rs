@@ -39,6 +39,8 @@ pub const CORDON_OWNER: &str = "a drain";
 
 /// How often a change is tried again when others write the same record.
 const TRIES: usize = 5;
+/// Records that are read or deleted at once: well below the store's limit for one transaction.
+const BATCH: usize = 100;
 /// Below the limit of a request.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The end of a cluster does not wait longer for its API: it may be gone already.
@@ -263,15 +265,85 @@ pub async fn give_all_back(app: &AppState, cluster: &str) -> StoreResult<()> {
     Ok(())
 }
 
+/// Deletes what is kept of drains that ended before `oldest`: nodes come and go, and with them their
+/// names.
+pub async fn prune(store: &Store, oldest: Timestamp) -> StoreResult<()> {
+    let prefix = key_of::<DrainRecord>("");
+    let mut after = None;
+    loop {
+        let page = Page { after: after.take(), limit: BATCH, descending: false };
+        let listing = store.list(&prefix, page).await?;
+        let drains = listing.entries.iter().filter_map(|entry| Stored::decode(entry).ok());
+        let is_old = |drain: &Stored<DrainRecord>| {
+            drain.value.ended_at.is_some_and(|ended| ended < oldest) && !drain.value.cordon_left
+        };
+        for drain in drains.filter(is_old) {
+            // If it is refused, somebody has begun the next one.
+            let _ = store.commit(Txn::new().remove(&drain)).await?;
+        }
+        after = listing.entries.last().filter(|_| listing.more).map(|entry| entry.key.clone());
+        if after.is_none() {
+            return Ok(());
+        }
+    }
+}
+
 /// A transaction that deletes some drains of a cluster that goes; `None` when there are no more.
 /// Nothing new comes: a cluster that is being deleted takes no drains.
 pub async fn removal(store: &Store, cluster: &str) -> StoreResult<Option<Txn>> {
-    /// Well below the store's limit for one transaction.
-    const BATCH: usize = 100;
     let prefix = key_of::<DrainRecord>(&DrainRecord::key(cluster, ""));
     let page = Page { after: None, limit: BATCH, descending: false };
     let listing = store.list(&prefix, page).await?;
     let keys = listing.entries.into_iter().map(|entry| entry.key);
     let txn = keys.fold(Txn::new(), Txn::delete);
     Ok((!txn.ops.is_empty()).then_some(txn))
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_store::{Outcome, StoreLocation, StoreOptions};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn drains_that_ended_long_ago_are_forgotten_unless_their_cordon_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = StoreLocation::Embedded { data_dir: dir.path().to_owned() };
+        let store = Store::open(&StoreOptions { location }).await.unwrap();
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let put = async |node: &str, ended_at: Option<Timestamp>, cordon_left: bool| {
+            let record = DrainRecord {
+                cluster: "demo".to_owned(),
+                node: node.to_owned(),
+                id: "1".to_owned(),
+                machine: "192.0.2.1".to_owned(),
+                critical: false,
+                options: DrainOptions::default(),
+                state: OperationState::Succeeded,
+                requested_by: "admin".to_owned(),
+                started_at: at(0),
+                ended_at,
+                canceled: false,
+                admitted: true,
+                timed_out: false,
+                cordon_left,
+                reason: None,
+                progress: Progress::default(),
+            };
+            let key = DrainRecord::key("demo", node);
+            let txn = Txn::new().create(&key, &record, at(0)).unwrap();
+            assert!(matches!(store.commit(txn).await.unwrap(), Outcome::Committed(_)));
+        };
+        put("kept-left", Some(at(5)), true).await;
+        put("kept-new", Some(at(10)), false).await;
+        put("kept-running", None, false).await;
+        for number in 0..BATCH + 5 {
+            put(&format!("old-{number}"), Some(at(9)), false).await;
+        }
+        prune(&store, at(10)).await.unwrap();
+        let left = of_cluster(&store, "demo").await.unwrap();
+        let left: Vec<&str> = left.iter().map(|drain| drain.value.node.as_str()).collect();
+        assert_eq!(left, ["kept-left", "kept-new", "kept-running"]);
+        store.close().await;
+    }
 }

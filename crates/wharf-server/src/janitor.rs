@@ -14,6 +14,7 @@ use crate::{
     access::{first_id_at, token},
     app::App,
     clusters::operations,
+    drains,
 };
 
 const LIMITS_EVERY: Duration = Duration::from_secs(60);
@@ -48,7 +49,7 @@ async fn clear_records(app: &App, now: Timestamp) -> StoreResult<()> {
     let plainly = |txn: Txn, entry: Entry| txn.delete(entry.key);
     while prune::<AuditRecord>(&app.store, oldest, plainly).await? {}
     while prune::<OperationRecord>(&app.store, oldest, delete_operation).await? {}
-    Ok(())
+    drains::prune(&app.store, oldest).await
 }
 
 /// Deletes records with ids that sort by time from before `time`, a bounded number at once; true if

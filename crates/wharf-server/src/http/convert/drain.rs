@@ -183,7 +183,8 @@ fn planned(planned: &PlannedPod) -> wire::PlannedPod {
         class: class.to_owned(),
         action: action.to_owned(),
         budgets: budgets.collect(),
-        why: planned.to_string(),
+        // What is to be done about it is the hint.
+        why: PlannedPod { remark: None, ..planned.clone() }.to_string(),
         hint: planned.remark.clone(),
     }
 }
