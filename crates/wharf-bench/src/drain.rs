@@ -4,7 +4,6 @@
 //! kubelets would say is said by kwok. Both sides are processes of their own, and their whole time
 //! counts, from the start to the end. They take turns.
 
-mod watcher;
 mod world;
 
 use std::{path::PathBuf, process::Command, time::Instant};
@@ -15,13 +14,13 @@ use futures_util::future::try_join_all;
 use jiff::{Timestamp, ToSpan};
 use wharf_core::drain::Policy;
 use wharf_kube::Cluster;
+use wharf_testbed::watcher::Watcher;
 
 use crate::{
     Output, drive,
     install::{machines, median},
     report::{Report, Row},
 };
-use watcher::Watcher;
 use world::World;
 
 /// As many as a node takes by default.
@@ -114,7 +113,7 @@ fn in_turns(args: &DrainArgs, world: &World, report: &mut Report) -> Result<()> 
     world.make_nodes(&others)?;
     let race = Race::run(args, world, &name, std::slice::from_ref(&here), || {
         world.deploy("web", REPLICAS, &here, &others)?;
-        Watcher::start(world, "web", REPLICAS).map(Some)
+        Watcher::start(world.kubectl()?, "web", REPLICAS).map(Some)
     })?;
     let detail = format!("{}; the budget was never broken", race.detail());
     report.add(race.row(&name).goal(IN_TURNS).detail(detail));

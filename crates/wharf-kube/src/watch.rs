@@ -197,3 +197,91 @@ impl<T: Followed> Follower<T> {
         format!("watch {}", self.path)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine, engine::general_purpose::STANDARD};
+    use kube::core::Status;
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Clone, Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Item {
+        resource_version: String,
+    }
+
+    impl Followed for Item {
+        fn version(&self) -> &str {
+            &self.resource_version
+        }
+    }
+
+    /// One that has a list of version 5, and asks nobody.
+    fn follower() -> Follower<Item> {
+        let authority = rcgen::generate_simple_self_signed(["test".to_owned()]).unwrap().cert.pem();
+        let cluster = Cluster::from_kubeconfig(&format!(
+            "current-context: c\n\
+             contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:1', \
+             certificate-authority-data: {}}}}}]\n\
+             users: [{{name: u, user: {{token: t}}}}]\n",
+            STANDARD.encode(authority)
+        ));
+        Follower {
+            cluster: cluster.unwrap(),
+            path: "/items".to_owned(),
+            fields: None,
+            length: Duration::from_secs(1),
+            version: Some("5".to_owned()),
+            events: None,
+            end: Instant::now(),
+            not_before: Instant::now(),
+            pause: FIRST_PAUSE,
+            failed: false,
+        }
+    }
+
+    fn event(value: serde_json::Value) -> std::result::Result<WatchEvent<Item>, kube::Error> {
+        Ok(serde_json::from_value(value).unwrap())
+    }
+
+    #[tokio::test]
+    async fn every_event_moves_the_place_and_only_one_that_is_forgotten_costs_a_list() {
+        let mut follower = follower();
+        let object = |version: &str| json!({ "resourceVersion": version });
+        let added = event(json!({ "type": "ADDED", "object": object("6") }));
+        assert!(matches!(follower.take(added), Ok(Some(Change::Is(_)))));
+        assert_eq!(follower.version.as_deref(), Some("6"));
+        let mark = json!({ "kind": "Item", "apiVersion": "v1", "metadata": object("9") });
+        let mark = event(json!({ "type": "BOOKMARK", "object": mark }));
+        assert!(matches!(follower.take(mark), Ok(None)));
+        assert_eq!(follower.version.as_deref(), Some("9"));
+        let gone = event(json!({ "type": "DELETED", "object": object("10") }));
+        assert!(matches!(follower.take(gone), Ok(Some(Change::Gone(_)))));
+
+        let status = |code: u16| Status { code, ..Status::default() }.boxed();
+        let passing = follower.take(Err(kube::Error::Api(status(500))));
+        assert_eq!(passing.err().unwrap().code(), Some(500));
+        assert_eq!(follower.version.as_deref(), Some("10"), "it is taken up where it was");
+        assert!(matches!(follower.take(Ok(WatchEvent::Error(status(410)))), Ok(None)));
+        assert_eq!(follower.version, None, "all is asked for anew");
+
+        follower.version = Some("11".to_owned());
+        let garbled = serde_json::from_str::<Item>("{}").err().unwrap();
+        assert!(follower.take(Err(kube::Error::SerdeError(garbled))).is_err());
+        assert_eq!(follower.version, None, "it would be met again in the same place");
+    }
+
+    #[tokio::test]
+    async fn who_does_not_answer_is_an_error_each_time_and_never_the_end() {
+        let Follower { cluster, .. } = follower();
+        let length = Duration::from_secs(1);
+        let mut follow: Follow<Item> = Follow::new(cluster, "/items", None, length);
+        for _ in 0..2 {
+            assert!(follow.next().await.err().unwrap().is_transient());
+        }
+    }
+}

@@ -34,6 +34,7 @@ mod procfs;
 mod remove;
 mod state;
 mod wait;
+pub mod watcher;
 
 pub use bed::{Bind, HostOptions, Options, TestBed};
 pub use bundle::PRELOADED;

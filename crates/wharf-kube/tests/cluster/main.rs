@@ -8,6 +8,7 @@ mod apply;
 mod disturbed;
 mod drain;
 mod machines;
+mod moving;
 mod nodes;
 mod passage;
 mod pods;
@@ -62,10 +63,15 @@ impl World {
         Cluster::from_kubeconfig(&self.server.kubeconfig()).unwrap()
     }
 
+    fn kubectl_command(&self) -> Command {
+        let mut command = Command::new(wharf_bundle::cache::find("kubectl").unwrap());
+        command.arg("--kubeconfig").arg(self.kubeconfig.path());
+        command
+    }
+
     fn kubectl(&self, arguments: &[&str], input: &str) -> String {
-        let mut child = Command::new(wharf_bundle::cache::find("kubectl").unwrap())
-            .arg("--kubeconfig")
-            .arg(self.kubeconfig.path())
+        let mut child = self
+            .kubectl_command()
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,28 +1,31 @@
 //! Somebody else who watches the pods of an application, and tells afterwards whether too many were
 //! missing at any moment.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Deserializer, Value};
-use wharf_testbed::{process::Process, wait_for};
 
-use super::world::World;
+use crate::process::Process;
+use crate::wait::wait_for;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
+#[derive(Debug)]
 pub struct Watcher {
     kubectl: Process,
     replicas: usize,
 }
 
 impl Watcher {
-    /// Watches once it has seen as many healthy pods as there are replicas.
-    pub fn start(world: &World, app: &str, replicas: usize) -> Result<Watcher> {
-        let mut command = world.kubectl()?;
-        command.args(["get", "pods", "-l", &format!("app={app}"), "-o", "json"]);
-        command.args(["--watch", "--output-watch-events"]);
-        let watcher = Watcher { kubectl: Process::spawn(command)?, replicas };
+    /// Watches the pods that carry `app: APP` by this kubectl; returns when it has seen as many
+    /// healthy ones as there are replicas.
+    pub fn start(mut kubectl: Command, app: &str, replicas: usize) -> Result<Watcher> {
+        kubectl.args(["get", "pods", "-l", &format!("app={app}"), "-o", "json"]);
+        kubectl.args(["--watch", "--output-watch-events"]);
+        let watcher = Watcher { kubectl: Process::spawn(kubectl)?, replicas };
         wait_for("the watcher to see all pods", DEADLINE, || {
             Ok((watcher.history()?.last() == Some(&replicas)).then_some(()))
         })?;
