@@ -25,7 +25,7 @@ use jiff::Timestamp;
 
 use budget::{Allowances, Say};
 use plan::{Seen, look, volumes_left};
-use policy::{SETTLED, is_due};
+use policy::{SETTLED, UNSEEN, is_due};
 use report::remark;
 
 pub use budget::Outlook;
@@ -345,12 +345,11 @@ impl<'a> Drain<'a> {
             Answer::Allowed => true,
             // A refusal is what a deletion comes from; it need not wait for another.
             Answer::Refused { .. } if seen.class == Class::Delete => true,
-            // An accepted eviction shows as a terminating pod at the next look; asking again when
-            // it does not is harmless.
-            Answer::Accepted
-            | Answer::Refused { .. }
-            | Answer::Failed { .. }
-            | Answer::Later { .. } => self.is_retry_due(seen.pod, last),
+            // It shows as a terminating pod soon; a busy API server tells of it late.
+            Answer::Accepted => is_due(last.at, UNSEEN, self.now),
+            Answer::Refused { .. } | Answer::Failed { .. } | Answer::Later { .. } => {
+                self.is_retry_due(seen.pod, last)
+            }
         }
     }
 

@@ -1,12 +1,15 @@
 //! A cluster, reached through any of its API servers.
 
-use std::{collections::BTreeMap, future::Future, time::Duration};
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use http::{Request, Uri};
 use kube::{Client, api::ListParams};
 use serde::{Deserialize, de::DeserializeOwned};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep, sleep_until, timeout_at},
+};
 
 use crate::{
     error::{KubeError, Result},
@@ -25,12 +28,18 @@ pub(crate) const POLL: Duration = Duration::from_millis(250);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// Drains of many nodes share these: more at once make an API server slower, not faster, and each
+/// needs a connection.
+const EVICTIONS: usize = 32;
+
 /// Cheap to clone; all clones share connections. Needs a running Tokio runtime.
 #[derive(Clone)]
 pub struct Cluster {
     pub(crate) client: Client,
     transport: Transport,
     timeout: Duration,
+    /// Whoever evicts pods takes a turn.
+    pub(crate) evictions: Arc<Semaphore>,
 }
 
 /// What a probe found.
@@ -80,7 +89,8 @@ impl Cluster {
     }
 
     fn build(transport: Transport, timeout: Duration) -> Self {
-        Self { client: Client::new(transport.clone(), "default"), transport, timeout }
+        let evictions = Arc::new(Semaphore::new(EVICTIONS));
+        Self { client: Client::new(transport.clone(), "default"), transport, timeout, evictions }
     }
 
     /// Asks all API servers for their version until one answers: the last good one first, the

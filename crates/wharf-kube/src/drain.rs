@@ -12,6 +12,7 @@
 //! Assumptions: nobody else drains the same node under the same owner at the same time; two would
 //! not do harm, but the first to give up would uncordon.
 
+mod lookups;
 mod objects;
 mod sight;
 
@@ -317,7 +318,10 @@ enum Kind {
 }
 
 impl Question {
-    async fn ask(self, cluster: Cluster, grace_seconds: Option<u32>, reread: bool) -> Answered {
+    async fn ask(mut self, cluster: Cluster, grace_seconds: Option<u32>, reread: bool) -> Answered {
+        // It is never closed.
+        let _turn = cluster.evictions.acquire().await;
+        self.at = Timestamp::now();
         let answer = match self.kind {
             Kind::Rehearse => cluster.rehearse_eviction(&self.facts.pod).await,
             Kind::Delete => cluster.delete_pod(&self.facts.pod, grace_seconds).await,

@@ -121,12 +121,9 @@ impl<T: Followed> Follower<T> {
                 }
                 continue;
             };
-            let event = match timeout_at(self.end, events.next()).await {
-                Ok(Some(event)) => event,
-                Ok(None) | Err(_) => {
-                    self.events = None;
-                    continue;
-                }
+            let Ok(Some(event)) = timeout_at(self.end, events.next()).await else {
+                self.events = None;
+                continue;
             };
             if let Some(change) = self.take(event)? {
                 return Ok(change);

@@ -41,6 +41,9 @@ pub struct Policy {
 /// Half a second: a budget that frees up is used soon, and a blocked drain costs the API server
 /// two requests a second for each pod at most. Looks are as far apart when nothing happens.
 pub const RETRY: Duration = Duration::from_millis(500);
+/// After this time an eviction that was accepted and has not shown is asked for again, which does no
+/// harm.
+pub(super) const UNSEEN: Duration = Duration::from_secs(10);
 /// What the scheduler sent to the node before it knew of the cordon has shown by then.
 pub(super) const SETTLED: Duration = Duration::from_millis(500);
 /// Enough to empty a full node (110 pods) in a few rounds.

@@ -2,7 +2,7 @@
 //! a look costs nothing and a change is known at once.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     future::pending,
     time::Duration,
 };
@@ -15,8 +15,9 @@ use wharf_core::drain::{
     BudgetFacts, Controller, Pin, PodFacts, PodRef, Policy, Snapshot, Try, Volumes,
 };
 
-use super::objects::{
-    AttachmentSeen, BudgetSeen, ClaimSeen, MIRROR, Named, NodeSeen, PodSeen, VolumeSeen,
+use super::{
+    lookups::{Found, Key, Lookups, Question, Volume},
+    objects::{AttachmentSeen, BudgetSeen, MIRROR, NodeSeen, PodSeen},
 };
 use crate::{
     cluster::Cluster,
@@ -56,9 +57,9 @@ pub(super) struct Sight<'a> {
     known: Known,
     pub snapshot: Snapshot,
     /// The budgets of all namespaces; those of the pods' are in the snapshot.
-    all_budgets: BTreeMap<(String, String), BudgetFacts>,
+    all_budgets: BTreeMap<Key, BudgetFacts>,
     /// What this drain has noted on budgets: that it agreed, and when it was taken from.
-    noted: BTreeMap<(String, String), (bool, Option<Timestamp>)>,
+    noted: BTreeMap<Key, (bool, Option<Timestamp>)>,
     /// In which the pods are.
     namespaces: BTreeSet<String>,
     lookups: Lookups,
@@ -74,17 +75,6 @@ struct Known {
     pods: bool,
     budgets: bool,
     attachments: bool,
-}
-
-/// Answers that do not change while a drain lasts.
-#[derive(Default)]
-struct Lookups {
-    /// Whether a DaemonSet is there, by UID.
-    sets: HashMap<String, bool>,
-    /// What makes a ReplicaSet again, by the UID of the ReplicaSet.
-    makers: HashMap<String, Pin>,
-    /// Persistent volumes by namespace and claim, each with its name among those in use.
-    claims: HashMap<(String, String), Option<(String, Option<String>)>>,
 }
 
 impl<'a> Sight<'a> {
@@ -298,7 +288,7 @@ impl<'a> Sight<'a> {
             terminating: meta.deletion_timestamp.is_some(),
             priority: pod.spec.priority,
             pin: meta.names_its_node().then(|| self.pin(owner)),
-            volumes: self.volumes(pod).map(|(name, _)| name.clone()).collect(),
+            volumes: self.volumes(pod).map(|volume| volume.name.clone()).collect(),
             last_try: None,
             asking: false,
         }
@@ -320,9 +310,9 @@ impl<'a> Sight<'a> {
         maker.unwrap_or_else(|| Pin::Owner { kind: owner.kind.clone(), name: owner.name.clone() })
     }
 
-    fn volumes(&self, pod: &PodSeen) -> impl Iterator<Item = &(String, Option<String>)> {
+    fn volumes(&self, pod: &PodSeen) -> impl Iterator<Item = &Volume> {
         let claims = pod.claims().map(|claim| (pod.metadata.namespace.clone(), claim));
-        claims.filter_map(|claim| self.lookups.claims.get(&claim)?.as_ref())
+        claims.filter_map(|claim| self.lookups.volumes.get(&claim)?.as_ref())
     }
 
     /// The volumes of a pod that has to leave are waited for later.
@@ -362,7 +352,7 @@ impl<'a> Sight<'a> {
             }
             for claim in pod.claims().filter(|_| self.policy.volumes.is_some()) {
                 let key = (namespace.clone(), claim);
-                if !self.lookups.claims.contains_key(&key) {
+                if !self.lookups.volumes.contains_key(&key) {
                     let (namespace, claim) = &key;
                     let path =
                         format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}");
@@ -387,7 +377,7 @@ impl<'a> Sight<'a> {
                     self.lookups.makers.insert(uid, maker);
                 }
                 Found::Claim(key, volume) => {
-                    self.lookups.claims.insert(key, volume);
+                    self.lookups.volumes.insert(key, volume);
                 }
             }
         }
@@ -446,7 +436,7 @@ impl<'a> Sight<'a> {
         if self.budgets.is_none() || !self.known.budgets {
             return;
         }
-        let here = |key: &(String, String)| self.namespaces.contains(&key.0);
+        let here = |key: &Key| self.namespaces.contains(&key.0);
         let chosen = self.all_budgets.iter().filter(|(key, _)| here(key)).map(|(key, facts)| {
             let (agreed, taken_at) = self.noted.get(key).copied().unwrap_or_default();
             BudgetFacts { agreed, taken_at, ..facts.clone() }
@@ -485,8 +475,10 @@ impl<'a> Sight<'a> {
     }
 
     fn find_attached(&mut self) {
-        let in_use = self.lookups.claims.values().flatten().filter_map(|(name, in_use)| {
-            in_use.as_ref().filter(|in_use| self.in_use.contains(in_use)).map(|_| name)
+        let known = self.lookups.volumes.values().flatten();
+        let in_use = known.filter_map(|volume| {
+            let is_used = self.in_use.contains(volume.in_use.as_ref()?);
+            is_used.then_some(&volume.name)
         });
         let names: BTreeSet<&String> = in_use.chain(self.attached.values()).collect();
         self.snapshot.volumes.attached = names.into_iter().cloned().collect();
@@ -505,61 +497,5 @@ async fn next_of<T: crate::watch::Followed>(follow: &mut Option<Follow<T>>) -> R
     match follow {
         Some(follow) => follow.next().await,
         None => pending().await,
-    }
-}
-
-/// What has to be asked about a pod.
-enum Question {
-    Namespace(String),
-    /// By the UID of the DaemonSet.
-    Set(String),
-    Maker(OwnerReference),
-    Claim((String, String)),
-}
-
-enum Found {
-    Namespace(String, wharf_core::selector::Labels),
-    Set(String, bool),
-    Maker(String, Pin),
-    Claim((String, String), Option<(String, Option<String>)>),
-}
-
-impl Question {
-    async fn ask(&self, cluster: &Cluster, path: &str) -> Result<Found> {
-        let found = async {
-            match cluster.get::<Named>(path).await {
-                // Who may not know a thing goes on without.
-                Err(error) if error.code() == Some(403) => Ok((None, false)),
-                found => found.map(|found| (found, true)),
-            }
-        };
-        match self {
-            Question::Namespace(name) => {
-                let labels = found.await?.0.map(|found| found.metadata.labels);
-                Ok(Found::Namespace(name.clone(), labels.unwrap_or_default()))
-            }
-            Question::Set(uid) => {
-                let (found, may_know) = found.await?;
-                let there = found.is_some_and(|found| found.metadata.uid == *uid);
-                Ok(Found::Set(uid.clone(), there || !may_know))
-            }
-            Question::Maker(set) => {
-                let (found, _) = found.await?;
-                let found = found.filter(|found| found.metadata.uid == set.uid);
-                let maker = found.as_ref().and_then(|found| found.metadata.controller());
-                let OwnerReference { kind, name, .. } = maker.unwrap_or(set).clone();
-                Ok(Found::Maker(set.uid.clone(), Pin::Owner { kind, name }))
-            }
-            Question::Claim(key) => {
-                let claim = cluster.get::<ClaimSeen>(path).await?;
-                let Some(volume) = claim.and_then(|claim| claim.spec.volume_name) else {
-                    return Ok(Found::Claim(key.clone(), None));
-                };
-                let path = format!("/api/v1/persistentvolumes/{volume}");
-                let in_use = cluster.get::<VolumeSeen>(&path).await?;
-                let in_use = in_use.and_then(VolumeSeen::name_in_use);
-                Ok(Found::Claim(key.clone(), Some((volume, in_use))))
-            }
-        }
     }
 }
