@@ -10,7 +10,7 @@ use crate::{assets, needs, target_dir, workspace};
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
     /// Which benchmark
-    #[arg(value_parser = ["store", "install", "fleet", "drain"])]
+    #[arg(value_parser = ["store", "install", "fleet", "drain", "repair"])]
     name: String,
     /// Passed on to the benchmark: --json, --seconds N, --only PART, --strict
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -5,8 +5,8 @@
 //! dies, and the server starts again. From there on everything is measured.
 
 mod commands;
-mod fakes;
-mod server;
+pub mod fakes;
+pub mod server;
 
 use std::time::{Duration, Instant};
 
@@ -175,7 +175,7 @@ fn add_rows(fakes: &Fakes, first_list: Duration, empty: f64, seen: &Seen, report
 }
 
 /// A figure that must not be above a limit.
-fn limit(name: &str, ours: f64, limit: f64, unit: &'static str) -> Row {
+pub fn limit(name: &str, ours: f64, limit: f64, unit: &'static str) -> Row {
     Row::cost(name, ours, "limit", limit, unit).goal(1.0)
 }
 

@@ -2,7 +2,8 @@
 //!
 //! `cargo xtask bench NAME` builds everything and calls this program. [`store`] is the benchmark
 //! of durable writes, [`install`] that of installing clusters, [`drain`] that of drains, [`fleet`]
-//! that of many clusters; [`drive`] makes the load, [`report`] and [`plot`] show what came of it.
+//! that of many clusters, [`repair`] that of a long repair queue; [`drive`] makes the load, [`report`]
+//! and [`plot`] show what came of it.
 //!
 //! **Invariant:** a figure is only reported after what was acknowledged has been found again by a
 //! new process, and after the disk has been shown to be synced ([`guard`]).
@@ -16,6 +17,7 @@ mod guard;
 mod http;
 mod install;
 mod plot;
+mod repair;
 mod report;
 mod store;
 mod usage;
@@ -36,6 +38,8 @@ enum Command {
     Drain(drain::DrainArgs),
     /// A thousand clusters, some of them dead, and their list against kubectl's
     Fleet(fleet::FleetArgs),
+    /// A repair queue of ten thousand machines
+    Repair(repair::RepairArgs),
     /// The part of a measurement that runs in a process of its own
     #[command(subcommand, hide = true)]
     Worker(worker::Worker),
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
         Command::Install(args) => install::run(&args),
         Command::Drain(args) => drain::run(&args),
         Command::Fleet(args) => fleet::run(&args),
+        Command::Repair(args) => repair::run(&args),
         Command::Worker(worker) => worker::run(&worker),
     };
     match result {

@@ -26,4 +26,4 @@ pub use change::{
     set_config, set_enabled,
 };
 pub use engine::run;
-pub use records::{empty, empty_fenced, forget};
+pub use records::{empty, empty_fenced, forget, give_all_back};

@@ -279,3 +279,16 @@ async fn changes_of_a_queue_are_events_of_its_cluster() {
     ];
     assert_eq!(seen, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
 }
+
+#[tokio::test]
+async fn the_example_of_the_guide_is_a_configuration() {
+    let server = quiet().await;
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/REPAIR.md");
+    let guide = std::fs::read_to_string(guide).unwrap();
+    let example = guide.split("```yaml").nth(1).unwrap().split("```").next().unwrap();
+    let request = server.request(reqwest::Method::PUT, CONFIG, &server.admin);
+    let request = request.header("content-type", "application/yaml").body(example.to_owned());
+    let answer = request.send().await.unwrap();
+    let status = answer.status();
+    assert_eq!(status, 200, "{}", json_of(answer).await);
+}

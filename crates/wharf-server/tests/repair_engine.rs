@@ -3,108 +3,22 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod common;
+#[path = "common/yard.rs"]
+mod yard;
 
 use std::time::{Duration, Instant};
 
-use common::{TestServer, eventually, json_of, put_cluster};
+use common::{TestServer, eventually};
 use serde_json::{Value, json};
-
-const REPAIRS: &str = "/clusters/demo/repairs";
-
-/// A server with a cluster that has no API, and a directory that stands for the machines: a machine
-/// is healthy when `healthy-<address>` says `true`, and commands write into `log-<address>`.
-struct Yard {
-    server: TestServer,
-}
-
-impl Yard {
-    async fn new(config: impl FnOnce(&Yard) -> Value) -> Self {
-        let yard = Yard { server: TestServer::start().await };
-        put_cluster(&yard.server.app().store, "demo").await;
-        let config = config(&yard);
-        let put = yard.server.put("/clusters/demo/repairconfig", &yard.server.admin, &config).await;
-        assert_eq!(put.status(), 200, "{:?}", put.text().await);
-        yard
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.server.dir.path().join(name).display().to_string()
-    }
-
-    fn read(&self, name: &str) -> String {
-        std::fs::read_to_string(self.path(name)).unwrap_or_default()
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        std::fs::write(self.path(name), text).unwrap();
-    }
-
-    /// A command that runs a script in the directory, with the address as `$1`.
-    fn script(&self, text: &str) -> Value {
-        let dir = self.server.dir.path().display();
-        json!(["sh", "-c", format!("cd {dir} && {{ {text}\n}}"), "script"])
-    }
-
-    /// A configuration of one operation whose steps run these scripts.
-    fn config(&self, steps: &[Value], change: &Value) -> Value {
-        let mut operation = json!({
-            "operation": "fix", "repair_steps": steps, "health_check_interval_seconds": 1,
-            "health_check_command": self.script("cat healthy-$1"),
-        });
-        operation.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        json!({
-            "max_concurrent_repairs": 2,
-            "repair_procedures": [{"machine_types": ["plain"], "repair_operations": [operation]}],
-        })
-    }
-
-    fn step(&self, text: &str, change: &Value) -> Value {
-        let mut step = json!({"repair_command": self.script(text)});
-        step.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        step
-    }
-
-    async fn add(&self, address: &str) {
-        let body = json!({"operation": "fix", "machine_type": "plain", "address": address});
-        let added = self.server.post(REPAIRS, &self.server.admin, &body).await;
-        assert_eq!(added.status(), 201);
-    }
-
-    async fn act(&self, action: &str) {
-        let path = format!("{REPAIRS}?action={action}");
-        let done = self.server.post(&path, &self.server.admin, &json!({})).await;
-        assert_eq!(done.status(), 200);
-    }
-
-    async fn entries(&self) -> Vec<Value> {
-        let queue = json_of(self.server.get(REPAIRS, &self.server.admin).await).await;
-        queue["data"].as_array().unwrap().clone()
-    }
-
-    async fn entry(&self, index: usize) -> Value {
-        self.entries().await.into_iter().nth(index).unwrap()
-    }
-
-    /// Waits until an entry has ended, and returns it.
-    async fn ended(&self, index: usize) -> Value {
-        eventually(async || {
-            let entry = self.entry(index).await;
-            matches!(entry["status"].as_str().unwrap(), "succeeded" | "failed")
-        })
-        .await;
-        self.entry(index).await
-    }
-}
-
-const LOG: &str = "echo $WHARF_REPAIR_COMMAND $WHARF_REPAIR_STEP $WHARF_REPAIR_ATTEMPT >> log-$1";
+use yard::{LOG, REPAIRS, Yard, config, reasons, script, step};
 
 #[tokio::test]
 async fn steps_are_tried_in_order_until_the_machine_is_healthy() {
-    let yard = Yard::new(|yard| {
+    let yard = Yard::new(|dir| {
         let heal = format!("{LOG}; echo true > healthy-$1; echo out; echo err >&2");
         let steps =
-            [yard.step(LOG, &json!({})), yard.step(&heal, &json!({})), yard.step(LOG, &json!({}))];
-        yard.config(&steps, &json!({ "success_command": yard.script(LOG) }))
+            [step(dir, LOG, &json!({})), step(dir, &heal, &json!({})), step(dir, LOG, &json!({}))];
+        config(dir, &steps, &json!({ "success_command": script(dir, LOG) }))
     })
     .await;
     yard.add("10.0.0.1").await;
@@ -113,14 +27,8 @@ async fn steps_are_tried_in_order_until_the_machine_is_healthy() {
     assert_eq!(entry["reason"], "the machine is healthy");
     assert_eq!(yard.read("log-10.0.0.1"), "repair 0 1\nrepair 1 1\nsuccess 1 1\n");
     assert_eq!((&entry["nodename"], &entry["last_exit_code"]), (&json!(""), &json!(0)));
-    let words: Vec<&str> = entry["history"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|line| line["reason"].as_str().unwrap())
-        .collect();
     assert_eq!(
-        words,
+        reasons(&entry),
         [
             "added",
             "the command of step 0 runs, attempt 1 of 1",
@@ -137,7 +45,7 @@ async fn steps_are_tried_in_order_until_the_machine_is_healthy() {
 
 #[tokio::test]
 async fn a_machine_that_is_healthy_already_is_not_touched() {
-    let yard = Yard::new(|yard| yard.config(&[yard.step(LOG, &json!({}))], &json!({}))).await;
+    let yard = Yard::new(|dir| config(dir, &[step(dir, LOG, &json!({}))], &json!({}))).await;
     yard.write("healthy-10.0.0.1", "true\n");
     yard.add("10.0.0.1").await;
     assert_eq!(yard.ended(0).await["status"], "succeeded");
@@ -146,9 +54,9 @@ async fn a_machine_that_is_healthy_already_is_not_touched() {
 
 #[tokio::test]
 async fn after_the_last_step_the_entry_has_failed_and_the_failure_command_has_run() {
-    let yard = Yard::new(|yard| {
-        let steps = [yard.step(LOG, &json!({})), yard.step(LOG, &json!({}))];
-        yard.config(&steps, &json!({ "failure_command": yard.script(LOG) }))
+    let yard = Yard::new(|dir| {
+        let steps = [step(dir, LOG, &json!({})), step(dir, LOG, &json!({}))];
+        config(dir, &steps, &json!({ "failure_command": script(dir, LOG) }))
     })
     .await;
     yard.add("10.0.0.1").await;
@@ -160,10 +68,10 @@ async fn after_the_last_step_the_entry_has_failed_and_the_failure_command_has_ru
 
 #[tokio::test]
 async fn a_command_that_fails_is_tried_again_and_then_ends_the_repair() {
-    let yard = Yard::new(|yard| {
+    let yard = Yard::new(|dir| {
         let bad = format!("{LOG}; echo said; echo broken >&2; exit 7");
-        let steps = [yard.step(&bad, &json!({"command_retries": 2})), yard.step(LOG, &json!({}))];
-        yard.config(&steps, &json!({}))
+        let steps = [step(dir, &bad, &json!({"command_retries": 2})), step(dir, LOG, &json!({}))];
+        config(dir, &steps, &json!({}))
     })
     .await;
     yard.add("10.0.0.1").await;
@@ -179,12 +87,12 @@ async fn a_command_that_fails_is_tried_again_and_then_ends_the_repair() {
 
 #[tokio::test]
 async fn commands_that_hang_or_are_not_there_end_with_a_reason_and_hold_nothing_up() {
-    let yard = Yard::new(|yard| {
-        let hang = yard
-            .step("sleep 600", &json!({"command_timeout_seconds": 1, "on_failure": "continue"}));
-        let mut missing = yard.step("", &json!({"on_failure": "stop"}));
+    let yard = Yard::new(|dir| {
+        let slow = json!({"command_timeout_seconds": 1, "on_failure": "continue"});
+        let hang = step(dir, "sleep 600", &slow);
+        let mut missing = step(dir, "", &json!({"on_failure": "stop"}));
         missing["repair_command"] = json!(["/nowhere/at-all"]);
-        yard.config(&[hang, missing], &json!({}))
+        config(dir, &[hang, missing], &json!({}))
     })
     .await;
     yard.add("10.0.0.1").await;
@@ -198,12 +106,12 @@ async fn commands_that_hang_or_are_not_there_end_with_a_reason_and_hold_nothing_
 
 #[tokio::test]
 async fn a_machine_may_recover_while_it_is_watched() {
-    let yard = Yard::new(|yard| {
+    let yard = Yard::new(|dir| {
         // It recovers a while after the command has ended.
         let late =
             format!("{LOG}; setsid sh -c 'sleep 2; echo true > healthy-'$1 >/dev/null 2>&1 &");
-        let steps = [yard.step(&late, &json!({"watch_seconds": 50})), yard.step(LOG, &json!({}))];
-        yard.config(&steps, &json!({}))
+        let steps = [step(dir, &late, &json!({"watch_seconds": 50})), step(dir, LOG, &json!({}))];
+        config(dir, &steps, &json!({}))
     })
     .await;
     yard.add("10.0.0.1").await;
@@ -214,8 +122,8 @@ async fn a_machine_may_recover_while_it_is_watched() {
 
 #[tokio::test]
 async fn a_success_command_that_fails_is_a_failed_repair() {
-    let yard = Yard::new(|yard| {
-        yard.config(&[yard.step(LOG, &json!({}))], &json!({ "success_command": ["false"] }))
+    let yard = Yard::new(|dir| {
+        config(dir, &[step(dir, LOG, &json!({}))], &json!({ "success_command": ["false"] }))
     })
     .await;
     yard.write("healthy-10.0.0.1", "true");
@@ -227,9 +135,9 @@ async fn a_success_command_that_fails_is_a_failed_repair() {
 
 #[tokio::test]
 async fn an_added_entry_starts_at_once_and_long_commands_delay_no_others() {
-    let yard = Yard::new(|yard| {
+    let yard = Yard::new(|dir| {
         let wait = format!("{LOG}; until [ -e go-$1 ]; do sleep 0.1; done; echo true > healthy-$1");
-        yard.config(&[yard.step(&wait, &json!({"command_timeout_seconds": 0}))], &json!({}))
+        config(dir, &[step(dir, &wait, &json!({"command_timeout_seconds": 0}))], &json!({}))
     })
     .await;
     let begun = Instant::now();
@@ -261,7 +169,7 @@ async fn an_added_entry_starts_at_once_and_long_commands_delay_no_others() {
 
 #[tokio::test]
 async fn a_disabled_queue_begins_nothing_but_still_looks_and_removes() {
-    let yard = Yard::new(|yard| yard.config(&[yard.step(LOG, &json!({}))], &json!({}))).await;
+    let yard = Yard::new(|dir| config(dir, &[step(dir, LOG, &json!({}))], &json!({}))).await;
     yard.act("disable").await;
     for address in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
         yard.add(address).await;
@@ -282,9 +190,9 @@ async fn a_disabled_queue_begins_nothing_but_still_looks_and_removes() {
 
 #[tokio::test]
 async fn an_entry_that_is_deleted_goes_when_its_command_has_ended() {
-    let yard = Yard::new(|yard| {
+    let yard = Yard::new(|dir| {
         let wait = format!("{LOG}; until [ -e go ]; do sleep 0.1; done; {LOG}");
-        yard.config(&[yard.step(&wait, &json!({"command_timeout_seconds": 0}))], &json!({}))
+        config(dir, &[step(dir, &wait, &json!({"command_timeout_seconds": 0}))], &json!({}))
     })
     .await;
     yard.add("10.0.0.1").await;
@@ -303,19 +211,18 @@ async fn an_entry_that_is_deleted_goes_when_its_command_has_ended() {
 
 #[tokio::test]
 async fn an_entry_whose_procedure_disappears_fails_with_a_reason() {
-    let yard = Yard::new(|yard| yard.config(&[yard.step(LOG, &json!({}))], &json!({}))).await;
+    let yard = Yard::new(|dir| config(dir, &[step(dir, LOG, &json!({}))], &json!({}))).await;
     yard.act("disable").await;
     yard.add("10.0.0.1").await;
-    let path = "/clusters/demo/repairconfig";
-    assert_eq!(yard.server.put(path, &yard.server.admin, &json!({})).await.status(), 200);
+    yard.configure(&json!({})).await;
     let entry = yard.ended(0).await;
     assert_eq!(entry["reason"], "the configuration has no operation fix for machine type plain");
 }
 
 #[tokio::test]
 async fn the_server_tells_of_queues_and_repairs_and_forgets_them_with_their_cluster() {
-    let yard = Yard::new(|yard| {
-        yard.config(&[yard.step("echo true > healthy-$1", &json!({}))], &json!({}))
+    let yard = Yard::new(|dir| {
+        config(dir, &[step(dir, "echo true > healthy-$1", &json!({}))], &json!({}))
     })
     .await;
     yard.add("10.0.0.1").await;
@@ -343,10 +250,10 @@ async fn the_server_tells_of_queues_and_repairs_and_forgets_them_with_their_clus
 
 #[tokio::test]
 async fn a_server_that_stops_kills_its_commands_and_does_not_repeat_them() {
-    let mut yard = Yard::new(|yard| {
+    let mut yard = Yard::new(|dir| {
         let wait = format!("{LOG}; echo $$ > pid-$1; exec sleep 600");
-        let step = yard.step(&wait, &json!({"command_timeout_seconds": 0}));
-        yard.config(&[step], &json!({}))
+        let step = step(dir, &wait, &json!({"command_timeout_seconds": 0}));
+        config(dir, &[step], &json!({}))
     })
     .await;
     yard.add("10.0.0.1").await;
@@ -368,9 +275,9 @@ async fn a_server_that_stops_kills_its_commands_and_does_not_repeat_them() {
 
 #[tokio::test]
 async fn a_long_queue_is_worked_off_with_many_repairs_at_once() {
-    let yard = Yard::new(|yard| {
-        let step = yard.step("echo true > healthy-$1", &json!({}));
-        let mut config = yard.config(&[step], &json!({}));
+    let yard = Yard::new(|dir| {
+        let step = step(dir, "echo true > healthy-$1", &json!({}));
+        let mut config = yard::config(dir, &[step], &json!({}));
         config["max_concurrent_repairs"] = json!(20);
         config
     })

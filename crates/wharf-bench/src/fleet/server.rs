@@ -86,6 +86,12 @@ impl Server {
         request("GET", LIST, Some(&self.token), "")
     }
 
+    /// Makes requests in the admin's name.
+    pub fn requester(&self) -> impl Fn(&str, &str, &str) -> Vec<u8> + Send + use<> {
+        let token = self.token.clone();
+        move |method, path, body| request(method, path, Some(&token), body)
+    }
+
     pub async fn list(&self) -> Result<Value> {
         self.connect().await?.send(&self.list_request()).await?.expect(200)?.json()
     }

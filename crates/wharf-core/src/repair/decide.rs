@@ -18,7 +18,7 @@ use super::{
     config::{Operation, RepairConfig, later},
     entry::{Entry, Phase},
     observation::{Etcd, Machine, Observation, Probe},
-    queue::{Queue, is_within},
+    queue::{Queue, QueueHead, is_within},
     wait::Wait,
 };
 use crate::{
@@ -99,12 +99,23 @@ pub enum NodeAction {
 }
 
 /// Who cordons for repairs of a machine. It is the machine and not the entry, so that a later entry
-/// joins what an earlier one left.
-pub fn cordon_owner(address: &str) -> String {
-    format!("{OWNER}{address}")
+/// joins what an earlier one left; and it is the queue, since a cluster may be in the care of more
+/// than one installation.
+pub fn cordon_owner(head: &QueueHead, address: &str) -> String {
+    format!("{}{address}", owner_prefix(head))
 }
 
-const OWNER: &str = "repair ";
+/// The machine that a cordon of this queue is for; `None` if it is not of this queue.
+fn owned_machine<'a>(head: &QueueHead, owner: &'a str) -> Option<&'a str> {
+    owner.strip_prefix(&owner_prefix(head)).filter(|machine| !machine.contains(' '))
+}
+
+fn owner_prefix(head: &QueueHead) -> String {
+    match head.id.as_str() {
+        "" => "repair ".to_owned(),
+        id => format!("repair {id} "),
+    }
+}
 
 /// Notes the machines that entries have in hand, for all who ask the guard.
 pub fn note_repairs(guard: &mut Guard, queue: &Queue, machines: &HashMap<String, Machine>) {

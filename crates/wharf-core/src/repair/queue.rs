@@ -34,6 +34,9 @@ pub struct Queue {
 /// What is kept of a queue beside its entries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueHead {
+    /// A word that no other queue has, by which it knows its cordons.
+    #[serde(default)]
+    pub id: String,
     pub enabled: bool,
     /// Never given twice.
     pub next_index: u64,
@@ -51,7 +54,7 @@ impl crate::record::Kind for QueueHead {
 
 impl Default for QueueHead {
     fn default() -> Self {
-        Self { enabled: true, next_index: 0, count: 0, past: BTreeMap::new() }
+        Self { id: String::new(), enabled: true, next_index: 0, count: 0, past: BTreeMap::new() }
     }
 }
 

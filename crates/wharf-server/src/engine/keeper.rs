@@ -256,6 +256,7 @@ impl Keeper {
     async fn settle(&self, journal: &Journal, ended: Ended) -> Result<(), FencedError> {
         let kind = journal.snapshot().kind;
         if kind == OperationKind::Delete {
+            repair::give_all_back(&self.app, &self.cluster).await?;
             repair::empty_fenced(&self.app.store, &self.cluster, &self.fenced).await?;
             drains::give_all_back(&self.app, &self.cluster).await?;
             while let Some(txn) = drains::removal(&self.app.store, &self.cluster).await? {

@@ -17,7 +17,7 @@ use super::{
     records::{Held, config_id, entry_id, head_id},
 };
 use crate::{
-    access::Caller,
+    access::{Caller, random_text},
     app::AppState,
     clusters::{self, invalid},
     error::{ApiError, ApiResult},
@@ -64,6 +64,9 @@ pub async fn add(
         let (config, _) = read_config(app, cluster).await?;
         let old = app.store.read::<QueueHead>(&head_id(cluster)).await?;
         let mut head = old.as_ref().map(|old| old.value.clone()).unwrap_or_default();
+        if head.id.is_empty() {
+            head.id = random_text::<4>();
+        }
         let nodename = node_at(app, &record.value, &request.address).await?;
         let entry = head.add(&config, request, &nodename, now).map_err(refused)?;
         // The cluster's record too: nothing is added to one whose deletion has begun.

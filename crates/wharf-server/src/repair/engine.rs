@@ -8,6 +8,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use wharf_core::{cluster::ClusterRecord, repair::note_repairs};
@@ -30,6 +31,17 @@ const RETRY: Duration = Duration::from_secs(1);
 /// since a server may take over a thousand.
 static TIDIERS: Semaphore = Semaphore::const_new(8);
 
+/// Before a cluster that did not answer is asked again for what is left on its nodes.
+const TIDY_AGAIN: Duration = Duration::from_secs(60);
+
+/// What is remembered between two sessions.
+#[derive(Default)]
+struct Memory {
+    /// Nothing of ours is left on nodes. Not known at first: a crash may have left a cordon.
+    tidy: bool,
+    last_storm: Option<Timestamp>,
+}
+
 pub(super) struct Engine {
     pub app: App,
     pub cluster: String,
@@ -43,20 +55,20 @@ pub async fn run(app: App, cluster: String, epoch: u64, stop: CancellationToken)
     let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), epoch);
     let place = app.repairs.open(&cluster);
     let engine = Engine { app, cluster, fenced, epoch, place };
-    // A crash may have left a cordon or a taint on a node.
-    let mut tidy = false;
+    let mut memory = Memory::default();
     while !stop.is_cancelled() {
         // The future of a session is large, and most clusters have none.
-        let turn = Box::pin(engine.turn(&mut tidy, &stop)).await;
+        let turn = Box::pin(engine.turn(&mut memory, &stop)).await;
         match turn {
-            Ok(Some(revision)) => {
-                let changed = engine.next_change(revision);
+            Ok(revision) => {
+                let patience = if memory.tidy { Duration::MAX } else { TIDY_AGAIN };
+                let changed = tokio::time::timeout(patience, engine.next_change(revision));
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    changed = changed => drop(changed),
+                    // Whatever came of it, the queue is looked at.
+                    _ = changed => {}
                 }
             }
-            Ok(None) => {}
             Err(FencedError::Fenced { .. } | FencedError::Gone { .. }) => return,
             Err(error) => {
                 tracing::warn!(?error, engine.cluster, "the repair queue is looked at again");
@@ -77,27 +89,32 @@ impl Engine {
     /// Does what there is to do; the revision from which on to wait for more.
     async fn turn(
         &self,
-        tidy: &mut bool,
+        memory: &mut Memory,
         stop: &CancellationToken,
-    ) -> Result<Option<Revision>, FencedError> {
+    ) -> Result<Revision, FencedError> {
         let (held, revision) = Held::read(&self.app.store, &self.cluster).await?;
         self.said().count(Counted::of(&held.queue));
         self.note_repairs(&held).await?;
         let at_rest = held.is_at_rest();
-        if at_rest && (*tidy || held.queue.head.next_index == 0) {
-            return Ok(Some(revision));
+        // Where nothing ever was there is nothing to tidy up.
+        memory.tidy |= held.queue.head.next_index == 0;
+        if at_rest && memory.tidy {
+            return Ok(revision);
         }
-        // Never closed, so that the turn is always ours in the end.
         let _turn = match at_rest {
-            true => TIDIERS.acquire().await.ok(),
             false => None,
+            true => tokio::select! {
+                () = stop.cancelled() => return Ok(revision),
+                turn = TIDIERS.acquire() => Some(turn),
+            },
         };
         let watch = self.app.store.watch(&prefix(&self.cluster), revision).await?;
-        let mut session = Session::begin(self, held, watch);
+        let mut session = Session::begin(self, (held, revision), watch, memory.last_storm);
         let ended = session.run(stop).await;
-        *tidy = ended.is_ok();
-        session.end().await;
-        ended.map(|()| None)
+        memory.last_storm = session.last_storm();
+        let revision = session.end().await;
+        memory.tidy = ended?;
+        Ok(revision)
     }
 
     /// What entries had in hand when the last owner ended is out of service still.

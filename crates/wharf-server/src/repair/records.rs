@@ -1,16 +1,27 @@
 //! Where a queue lies in the store: all of it below `repair/<cluster>/`, so that one watch sees it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use wharf_core::repair::{Entry, Queue, QueueHead, RepairConfig};
+use futures_util::{StreamExt, stream};
+use wharf_core::{
+    cluster::ClusterRecord,
+    repair::{Entry, Queue, QueueHead, RepairConfig, cordon_owner},
+};
 use wharf_store::{Change, Page, Revision, Store, StoreResult, Stored, Txn, typed::key_of};
 
-use crate::engine::{Fenced, FencedError};
+use crate::{
+    app::AppState,
+    clusters,
+    engine::{Fenced, FencedError},
+};
 
 /// How many entries are read at once; each is about a kilobyte.
 const PAGE: usize = 500;
 /// How many are deleted in one transaction; below the store's limit.
 const BATCH: usize = 100;
+
+/// Requests to a cluster at the same time.
+const AT_ONCE: usize = 16;
 
 /// The prefix of all keys of a cluster's queue.
 pub(super) fn prefix(cluster: &str) -> String {
@@ -137,6 +148,38 @@ fn index_of(place: &str) -> Option<u64> {
 pub fn forget(txn: Txn, cluster: &str) -> Txn {
     txn.delete(key_of::<QueueHead>(&head_id(cluster)))
         .delete(key_of::<RepairConfig>(&config_id(cluster)))
+}
+
+/// The end of a cluster does not wait longer for its API: it may be gone already.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Takes back what repairs did to the nodes of a cluster that is about to be forgotten, as far as it
+/// answers: afterwards nobody knows of it.
+pub async fn give_all_back(app: &AppState, cluster: &str) -> StoreResult<()> {
+    let (held, _) = Held::read(&app.store, cluster).await?;
+    let entries = held.queue.entries.into_values();
+    let mut touched =
+        entries.filter(|entry| !entry.nodename.is_empty() && entry.started.is_some()).peekable();
+    let record = app.store.read::<ClusterRecord>(cluster).await?;
+    let Some(record) = record.filter(|_| touched.peek().is_some()) else { return Ok(()) };
+    let Ok(api) = clusters::connect(app, &record.value).await else { return Ok(()) };
+    let give_back = touched.map(|entry| {
+        let (api, owner) = (&api, cordon_owner(&held.queue.head, &entry.address));
+        async move {
+            let uncordon = api.uncordon(&entry.nodename, &owner);
+            let unfence =
+                async { if entry.fenced { api.unfence(&entry.nodename).await } else { Ok(()) } };
+            let both = async { tokio::join!(uncordon, unfence) };
+            match tokio::time::timeout(FAREWELL, both).await {
+                Ok((Ok(_), Ok(()))) => {}
+                failed => {
+                    tracing::warn!(?failed, cluster, node = entry.nodename, "may stay cordoned")
+                }
+            }
+        }
+    });
+    stream::iter(give_back).buffer_unordered(AT_ONCE).collect::<()>().await;
+    Ok(())
 }
 
 /// Deletes all entries of a cluster that is about to be forgotten. Nobody adds any more: that is

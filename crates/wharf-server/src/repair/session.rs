@@ -23,7 +23,7 @@ use wharf_core::{
         decide,
     },
 };
-use wharf_store::{Revision, StoreError, Watch};
+use wharf_store::{Change, Revision, StoreError, Watch};
 
 use super::{
     board::Counted,
@@ -51,6 +51,18 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Even when nothing seems to happen.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
+/// How long a cluster that does not answer is waited for when nothing but its nodes is left to tidy
+/// up; it is asked again later.
+const TIDY_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What follows a pass.
+enum Next {
+    /// The next one, when nothing happens before.
+    At(Instant),
+    /// Nothing is left to do; `tidy`: not even on nodes.
+    Rest { tidy: bool },
+}
+
 pub(super) struct Session<'a> {
     engine: &'a Engine,
     held: Held,
@@ -66,11 +78,21 @@ pub(super) struct Session<'a> {
     nodes: HashMap<String, Option<Instant>>,
     last_storm: Option<Timestamp>,
     counted: Option<Instant>,
+    /// The queue has changed since.
+    uncounted: bool,
+    /// All that was committed up to here is in the queue.
+    revision: Revision,
+    begun: Instant,
     _facts: AbortOnDropHandle<()>,
 }
 
 impl<'a> Session<'a> {
-    pub fn begin(engine: &'a Engine, held: Held, watch: Watch) -> Self {
+    pub fn begin(
+        engine: &'a Engine,
+        (held, revision): (Held, Revision),
+        watch: Watch,
+        last_storm: Option<Timestamp>,
+    ) -> Self {
         let (facts, receiver) = watch::channel(Facts::default());
         let keep = facts::keep(engine.app.clone(), engine.cluster.clone(), facts);
         let (effects, ends) = Effects::new(engine.app.clone(), engine.said().clone());
@@ -85,36 +107,47 @@ impl<'a> Session<'a> {
             ends,
             ended: Vec::new(),
             nodes: HashMap::new(),
-            last_storm: None,
+            last_storm,
             counted: None,
+            uncounted: false,
+            revision,
+            begun: Instant::now(),
             _facts: AbortOnDropHandle::new(tokio::spawn(keep)),
         }
     }
 
-    /// Works until nothing is left to do, or it is told to stop.
-    pub async fn run(&mut self, stop: &CancellationToken) -> Result<(), FencedError> {
+    /// Works until nothing is left to do, or it is told to stop; whether nothing is left on nodes.
+    pub async fn run(&mut self, stop: &CancellationToken) -> Result<bool, FencedError> {
         tokio::select! {
-            () = stop.cancelled() => return Ok(()),
+            () = stop.cancelled() => return Ok(false),
             () = self.first_look() => {}
         }
         loop {
             let begun = Instant::now();
-            let again = tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                again = self.turn() => again?,
+            let next = tokio::select! {
+                () = stop.cancelled() => return Ok(false),
+                next = self.turn() => next?,
             };
-            let Some(wake) = again else { return Ok(()) };
+            let wake = match next {
+                Next::At(wake) => wake,
+                Next::Rest { tidy } => return Ok(tidy),
+            };
             tokio::select! {
-                () = stop.cancelled() => return Ok(()),
+                () = stop.cancelled() => return Ok(false),
                 () = self.wait(wake) => {}
             }
             tokio::time::sleep_until(begun + PAUSE).await;
         }
     }
 
-    /// Ends everything that it began.
-    pub async fn end(mut self) {
+    pub fn last_storm(&self) -> Option<Timestamp> {
+        self.last_storm
+    }
+
+    /// Ends everything that it began; the revision up to which it knows the queue.
+    pub async fn end(mut self) -> Revision {
         self.effects.end().await;
+        self.revision
     }
 
     async fn first_look(&mut self) {
@@ -125,8 +158,8 @@ impl<'a> Session<'a> {
         self.engine.app.disruptions.opened(&self.engine.cluster).await;
     }
 
-    /// One pass with all that follows from it; when to decide again, `None` when all is done.
-    async fn turn(&mut self) -> Result<Option<Instant>, FencedError> {
+    /// One pass with all that follows from it.
+    async fn turn(&mut self) -> Result<Next, FencedError> {
         self.take_ends().await?;
         let facts = self.facts.borrow_and_update().clone();
         self.guard.mark_unchanged();
@@ -141,22 +174,25 @@ impl<'a> Session<'a> {
         self.seen.etcd.clone_from(&facts.etcd);
         self.effects.cluster.clone_from(&facts.cluster);
         let now = Timestamp::now();
-        let decision = self.decide(now);
-        if decision.storm {
+        let Decision { actions, nodes, waits, wake_at, storm } = self.decide(now);
+        if storm {
             self.last_storm = Some(now);
         }
-        self.engine.said().set_waits(decision.waits.iter().cloned().collect());
-        let wrote = self.carry_out(decision.actions).await?;
-        let nodes = self.tidy(decision.nodes);
-        let count_at = self.count(wrote);
-        let tidy = nodes.is_none() && (facts.seen.is_some() || facts.unreachable);
-        if !wrote && tidy && self.held.is_at_rest() && self.effects.is_empty() {
+        self.engine.said().set_waits(waits.into_iter().collect());
+        let wrote = self.carry_out(actions).await?;
+        self.uncounted |= wrote;
+        let retry = self.tidy(nodes);
+        let tidy = retry.is_none() && (facts.seen.is_some() || facts.unreachable);
+        let patient = self.begun.elapsed() < TIDY_PATIENCE;
+        if !wrote && self.held.is_at_rest() && self.effects.is_empty() && (tidy || !patient) {
             self.engine.said().count(Counted::of(&self.held.queue));
-            return Ok(None);
+            return Ok(Next::Rest { tidy });
         }
-        let wake = if wrote { Some(Instant::now()) } else { decision.wake_at.map(instant_of) };
-        let all = [wake, nodes, count_at, Some(Instant::now() + LOOK_AGAIN)];
-        Ok(all.into_iter().flatten().min())
+        let now = Instant::now();
+        let wake = if wrote { Some(now) } else { wake_at.map(instant_of) };
+        let all = [wake, retry, self.count(now)];
+        let soonest = all.into_iter().flatten().min();
+        Ok(Next::At(soonest.unwrap_or(now + LOOK_AGAIN).min(now + LOOK_AGAIN)))
     }
 
     /// Decides under the lock of the disruption guard, so that nobody else takes a machine out
@@ -340,16 +376,15 @@ impl<'a> Session<'a> {
     }
 
     /// Tells `/metrics` of the queue, now or a little later.
-    fn count(&mut self, changed: bool) -> Option<Instant> {
-        let now = Instant::now();
+    fn count(&mut self, now: Instant) -> Option<Instant> {
         let due = self.counted.map_or(now, |last| last + COUNT_EVERY);
-        if !changed {
+        if !self.uncounted {
             return None;
         }
         if due > now {
             return Some(due);
         }
-        self.counted = Some(now);
+        (self.counted, self.uncounted) = (Some(now), false);
         self.engine.said().count(Counted::of(&self.held.queue));
         None
     }
@@ -361,6 +396,8 @@ impl<'a> Session<'a> {
                 Ok(changes) => {
                     let cluster = &self.engine.cluster;
                     changes.iter().for_each(|change| self.held.take_in(cluster, change));
+                    self.revision = changes.last().map_or(self.revision, Change::revision);
+                    self.uncounted = true;
                 }
                 Err(error) => self.read_anew(error).await,
             },
@@ -382,11 +419,12 @@ impl<'a> Session<'a> {
             }
             let read = async {
                 let (held, revision) = Held::read(store, cluster).await?;
-                Ok((held, store.watch(&prefix(cluster), revision).await?))
+                Ok((held, revision, store.watch(&prefix(cluster), revision).await?))
             };
             match read.await {
-                Ok((held, watch)) => {
-                    (self.held, self.watch) = (held, watch);
+                Ok((held, revision, watch)) => {
+                    (self.held, self.revision, self.watch) = (held, revision, watch);
+                    self.uncounted = true;
                     return;
                 }
                 Err(failed) => error = failed,

@@ -5,6 +5,7 @@
 #[path = "../../../wharf-server/tests/common/apiserver.rs"]
 mod apiserver;
 mod node;
+mod repair;
 mod world;
 
 use std::{os::unix::fs::PermissionsExt, process::Stdio};

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{NodeAction, OWNER, Pass};
+use super::{NodeAction, Pass, owned_machine};
 use crate::repair::entry::{Phase, Status};
 
 /// What the entries of one machine want of its Node.
@@ -32,9 +32,8 @@ impl Pass<'_> {
                 actions.push(NodeAction::Unfence { node: node() });
             }
             // The owner names the machine, which may have another address by now.
-            let owner = machine.cordoned_by.as_deref().filter(|owner| owner.starts_with(OWNER));
-            let Some(owner) = owner else { continue };
-            let owned = owner.strip_prefix(OWNER).unwrap_or_default();
+            let Some(owner) = machine.cordoned_by.as_deref() else { continue };
+            let Some(owned) = owned_machine(&self.queue.head, owner) else { continue };
             let Wish { in_hand, kept, .. } = wish(owned);
             if !in_hand && !kept && !draining.contains(owned) {
                 actions.push(NodeAction::Uncordon { node: node(), owner: owner.to_owned() });

@@ -302,7 +302,8 @@ impl<'a> Pass<'a> {
     }
 
     fn start_drain(&self, entry: &Entry, node: &str, since: Timestamp) -> Effect {
-        let policy = self.config.drain_policy(&cordon_owner(&entry.address), since);
+        let policy =
+            self.config.drain_policy(&cordon_owner(&self.queue.head, &entry.address), since);
         Effect::StartDrain { node: node.to_owned(), policy: Box::new(policy) }
     }
 

@@ -342,8 +342,11 @@ fn cordons_and_taints_without_an_entry_that_wants_them_go() {
         let queue = queue_of(entries.into_iter().collect());
         let mut observed = ill(seen(&[]), &[0], at(NOW));
         observed.commands.insert(0);
-        let ours =
-            Machine { cordoned_by: Some(cordon_owner(&address(0))), fenced: true, ..machine("n0") };
+        let ours = Machine {
+            cordoned_by: Some(cordon_owner(&QueueHead::default(), &address(0))),
+            fenced: true,
+            ..machine("n0")
+        };
         observed.machines.insert(address(0), ours);
         let foreign = Machine { cordoned_by: Some("update demo".to_owned()), ..machine("n1") };
         observed.machines.insert(address(1), foreign);
@@ -375,7 +378,10 @@ fn cordons_and_taints_without_an_entry_that_wants_them_go() {
 #[test]
 fn a_cordon_is_not_lifted_under_a_drain_that_is_still_ending() {
     let mut observed = seen(&[]);
-    let ours = Machine { cordoned_by: Some(cordon_owner(&address(0))), ..machine("n0") };
+    let ours = Machine {
+        cordoned_by: Some(cordon_owner(&QueueHead::default(), &address(0))),
+        ..machine("n0")
+    };
     observed.machines.insert(address(0), ours);
     observed.drains.insert(4, address(0));
     let decision = look(&Queue::default(), &observed);
