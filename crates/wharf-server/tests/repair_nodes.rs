@@ -53,7 +53,7 @@ fn is_ours(world: &World, node: &str, address: &str) -> bool {
 async fn a_node_is_drained_before_the_command_and_given_back_after_it() {
     let world = world();
     world.node("plain", "192.0.2.101", "worker");
-    world.pod("plain", "plain-pod", json!({}));
+    world.pod("plain", "plain-pod", &json!({}));
     let yard = import(&world, patient).await;
     yard.add("192.0.2.101").await;
     assert_eq!(yard.entry(0).await["nodename"], "plain");
@@ -79,10 +79,10 @@ async fn a_node_is_drained_before_the_command_and_given_back_after_it() {
 async fn a_budget_or_a_job_keeps_the_command_away_by_name_until_the_backoff_is_reset() {
     let world = world();
     world.node("held", "192.0.2.102", "worker");
-    world.pod("held", "held-pod", labelled("held"));
+    world.pod("held", "held-pod", &labelled("held"));
     world.budget("held", 1, 1);
     world.node("busy", "192.0.2.103", "worker");
-    world.pod("busy", "busy-job", owned_by("Job", "nightly", "1111-1111"));
+    world.pod("busy", "busy-job", &owned_by("Job", "nightly", "1111-1111"));
     let yard = import(&world, patient).await;
     yard.write("go", "");
     yard.add("192.0.2.102").await;
@@ -151,8 +151,8 @@ async fn a_disabled_queue_abandons_its_drains_and_goes_on_when_it_is_enabled() {
     let world = world();
     world.node("off", "192.0.2.121", "worker");
     // One of two may go: the node is cordoned, and the drain waits.
-    world.pod("off", "off-0", labelled("off"));
-    world.pod("off", "off-1", labelled("off"));
+    world.pod("off", "off-0", &labelled("off"));
+    world.pod("off", "off-1", &labelled("off"));
     world.budget("off", 1, 2);
     let yard = import(&world, |dir| {
         let mut config = patient(dir);
@@ -186,8 +186,8 @@ async fn a_drain_goes_on_after_a_restart_and_a_person_s_cordon_survives_it_all()
     let world = world();
     world.node("kept", "192.0.2.131", "worker");
     world.kubectl(&["cordon", "kept"], "");
-    world.pod("kept", "kept-0", labelled("kept"));
-    world.pod("kept", "kept-1", labelled("kept"));
+    world.pod("kept", "kept-0", &labelled("kept"));
+    world.pod("kept", "kept-1", &labelled("kept"));
     world.budget("kept", 1, 2);
     let yard = import(&world, |dir| {
         let mut config = patient(dir);
@@ -244,8 +244,8 @@ async fn what_a_crash_left_on_a_node_is_taken_back_and_others_marks_are_not() {
 async fn an_entry_that_is_deleted_during_its_drain_gives_the_node_back() {
     let world = world();
     world.node("gone", "192.0.2.151", "worker");
-    world.pod("gone", "gone-0", labelled("gone"));
-    world.pod("gone", "gone-1", labelled("gone"));
+    world.pod("gone", "gone-0", &labelled("gone"));
+    world.pod("gone", "gone-1", &labelled("gone"));
     world.budget("gone", 1, 2);
     let yard = import(&world, |dir| {
         let mut config = patient(dir);

@@ -25,8 +25,10 @@ const RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Default)]
 pub(super) struct Facts {
-    /// By the cluster's record and the last probe, under the address.
+    /// By the cluster's record, under the address.
     pub known: Arc<HashMap<String, Machine>>,
+    /// By the last probe; it counts until the API itself has answered.
+    pub probed: Arc<HashMap<String, Machine>>,
     /// By its API; `None` before it has answered.
     pub seen: Option<Arc<Vec<MachineSeen>>>,
     pub etcd: Etcd,
@@ -44,7 +46,11 @@ impl Facts {
     }
 
     pub fn machines(&self) -> HashMap<String, Machine> {
-        let Some(seen) = &self.seen else { return (*self.known).clone() };
+        let Some(seen) = &self.seen else {
+            let mut machines = (*self.probed).clone();
+            machines.extend(self.known.iter().map(|(at, known)| (at.clone(), known.clone())));
+            return machines;
+        };
         let by_name: HashMap<&str, (&String, &Machine)> =
             self.known.iter().map(|(at, known)| (known.node.as_str(), (at, known))).collect();
         let mut machines = (*self.known).clone();
@@ -105,7 +111,8 @@ async fn look(app: &App, cluster: &str, facts: &watch::Sender<Facts>) -> StoreRe
         // It is gone, and so will be whoever asks.
         return std::future::pending().await;
     };
-    let known = Arc::new(known_machines(app, &record.value).await?);
+    let known = Arc::new(recorded_machines(&record.value));
+    let probed = Arc::new(probed_machines(app, cluster).await?);
     let deleting = record.value.state == ClusterState::Deleting;
     let connected = clusters::connect(app, &record.value).await;
     if let Err(reason) = &connected {
@@ -114,6 +121,7 @@ async fn look(app: &App, cluster: &str, facts: &watch::Sender<Facts>) -> StoreRe
     let connected = connected.ok();
     facts.send_modify(|facts| {
         facts.known = known;
+        facts.probed = probed;
         facts.deleting = deleting;
         facts.unreachable = connected.is_none();
         facts.cluster.clone_from(&connected);
@@ -136,10 +144,15 @@ pub(super) async fn known_machines(
     app: &App,
     record: &ClusterRecord,
 ) -> StoreResult<HashMap<String, Machine>> {
-    let health = app.store.read::<HealthRecord>(&record.spec.name).await?;
-    let probed = health.map(|health| health.value.nodes).unwrap_or_default();
+    let mut machines = probed_machines(app, &record.spec.name).await?;
+    machines.extend(recorded_machines(record));
+    Ok(machines)
+}
+
+async fn probed_machines(app: &App, cluster: &str) -> StoreResult<HashMap<String, Machine>> {
+    let health = app.store.read::<HealthRecord>(cluster).await?;
     let mut machines = HashMap::new();
-    for node in probed {
+    for node in health.map(|health| health.value.nodes).unwrap_or_default() {
         let Some(address) = node.address else { continue };
         let roles = node.roles();
         let is = |role: &str| roles.iter().any(|one| one == role);
@@ -147,6 +160,11 @@ pub(super) async fn known_machines(
         let machine = Machine { node: node.name, controlplane, etcd, ..Machine::default() };
         machines.insert(address.to_string(), machine);
     }
+    Ok(machines)
+}
+
+fn recorded_machines(record: &ClusterRecord) -> HashMap<String, Machine> {
+    let mut machines = HashMap::new();
     let installed = record.nodes.values().map(|node| &node.spec);
     for spec in record.spec.nodes.iter().chain(installed) {
         let machine = Machine {
@@ -157,7 +175,7 @@ pub(super) async fn known_machines(
         };
         machines.insert(spec.address.to_string(), machine);
     }
-    Ok(machines)
+    machines
 }
 
 async fn see(cluster: &str, api: &Cluster, facts: &watch::Sender<Facts>) {
@@ -234,8 +252,10 @@ mod tests {
             ("10.0.0.3", machine("c", true)),
         ];
         let known = known.map(|(address, machine)| (address.to_owned(), machine));
-        let mut facts = Facts { known: Arc::new(known.into()), ..Facts::default() };
-        assert_eq!(facts.machines().len(), 3, "the API has not answered");
+        let probed = HashMap::from([("10.0.0.8".to_owned(), machine("gone", false))]);
+        let (known, probed) = (Arc::new(known.into()), Arc::new(probed));
+        let mut facts = Facts { known, probed, ..Facts::default() };
+        assert_eq!(facts.machines().len(), 4, "the API has not answered");
         // One has another address now, one has told none, one is not in the record.
         let mut ill = seen("d", "10.0.0.9");
         ill.ready = false;
