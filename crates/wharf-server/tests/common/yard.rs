@@ -3,8 +3,9 @@
 
 #![allow(dead_code)]
 
-use std::path::Path;
+use std::{panic::AssertUnwindSafe, path::Path};
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 
 use super::common::{TestServer, eventually, json_of, put_cluster};
@@ -90,14 +91,16 @@ impl Yard {
         self.entries().await.into_iter().nth(index).unwrap()
     }
 
-    /// Waits until an entry has ended, and returns it.
+    /// Waits until an entry has ended, and returns it; one that does not end is shown.
     pub async fn ended(&self, index: usize) -> Value {
-        eventually(async || {
-            let entry = self.entry(index).await;
-            matches!(entry["status"].as_str().unwrap(), "succeeded" | "failed")
-        })
-        .await;
-        self.entry(index).await
+        let mut last = Value::Null;
+        let look = eventually(async || {
+            last = self.entry(index).await;
+            matches!(last["status"].as_str().unwrap(), "succeeded" | "failed")
+        });
+        let seen = AssertUnwindSafe(look).catch_unwind().await;
+        assert!(seen.is_ok(), "it does not end: {last}");
+        last
     }
 }
 
