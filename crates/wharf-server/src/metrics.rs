@@ -174,8 +174,8 @@ impl Metrics {
     }
 
     /// Counts a drain or a command of a repair that has ended.
-    pub fn note_repair(&self, labels: RepairLabels, took: Duration) {
-        self.repair_seconds.get_or_create(&labels).observe(took.as_secs_f64());
+    pub fn note_repair(&self, labels: &RepairLabels, took: Duration) {
+        self.repair_seconds.get_or_create(labels).observe(took.as_secs_f64());
     }
 
     pub fn render(&self) -> Result<String, std::fmt::Error> {

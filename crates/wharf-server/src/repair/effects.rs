@@ -77,7 +77,7 @@ impl Effects {
         self.tasks.shutdown().await;
     }
 
-    pub fn probe(&mut self, about: Begun, command: Command) {
+    pub fn probe(&mut self, index: u64, command: Command) {
         let (ends, app) = (self.ends.clone(), self.app.clone());
         self.spawn(async move {
             let end = observed(&app, &command).await;
@@ -87,13 +87,13 @@ impl Effects {
             };
             let healthy = is_healthy(code, &end.stdout);
             let probed = Probed { begun: command.begun, healthy };
-            tell(&ends, Ended::Probe { index: about.index, probed });
+            tell(&ends, Ended::Probe { index, probed });
         });
     }
 
-    pub fn run(&mut self, about: Begun, command: Command) {
-        let (ends, app) = (self.ends.clone(), self.app.clone());
-        let bulletin = self.bulletin(&about);
+    pub fn run(&mut self, about: &Begun, command: Command) {
+        let (ends, app, index) = (self.ends.clone(), self.app.clone(), about.index);
+        let bulletin = self.bulletin(about);
         let what =
             format!("the {} command of the repair of {}", command.kind.name(), about.address);
         self.spawn({
@@ -104,7 +104,7 @@ impl Effects {
             let end = observed(&app, &command).await;
             let (well, text) = (end.exit.is_success(), format!("{what} {}", end.exit));
             let outcome = Outcome::CommandEnded { begun: command.begun, end };
-            tell(&ends, Ended::Command { index: about.index, outcome });
+            tell(&ends, Ended::Command { index, outcome });
             let reason = if well { "RepairCommandSucceeded" } else { "RepairCommandFailed" };
             bulletin.post(!well, reason, &text).await;
         });
@@ -130,7 +130,8 @@ impl Effects {
             });
             said.drain(index, None);
             let word = if outcome == Outcome::Drained { "drained" } else { "given_up" };
-            app.metrics.note_repair(RepairLabels { what: "drain", outcome: word }, begun.elapsed());
+            app.metrics
+                .note_repair(&RepairLabels { what: "drain", outcome: word }, begun.elapsed());
             tell(&ends, Ended::Drain { index, id, outcome });
         });
         self.drains.insert(index, (id, task));
@@ -204,7 +205,7 @@ async fn observed(app: &App, command: &Command) -> End {
         CommandKind::Success => "success_command",
         CommandKind::Failure => "failure_command",
     };
-    app.metrics.note_repair(RepairLabels { what, outcome }, begun.elapsed());
+    app.metrics.note_repair(&RepairLabels { what, outcome }, begun.elapsed());
     end
 }
 

@@ -173,7 +173,7 @@ pub async fn give_all_back(app: &AppState, cluster: &str) -> StoreResult<()> {
             match tokio::time::timeout(FAREWELL, both).await {
                 Ok((Ok(_), Ok(()))) => {}
                 failed => {
-                    tracing::warn!(?failed, cluster, node = entry.nodename, "may stay cordoned")
+                    tracing::warn!(?failed, cluster, node = entry.nodename, "may stay cordoned");
                 }
             }
         }

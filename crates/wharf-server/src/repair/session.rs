@@ -240,7 +240,7 @@ impl<'a> Session<'a> {
                         self.begin_effect(index, effect);
                     }
                 }
-                Written::Overtaken(now) => self.take_or_drop(index, now),
+                Written::Overtaken(now) => self.take_or_drop(index, now.map(|now| *now)),
             }
         }
         if !removed.is_empty() {
@@ -267,11 +267,11 @@ impl<'a> Session<'a> {
         match effect {
             Effect::Probe(command) => {
                 self.seen.probes.entry(index).or_default().in_flight = true;
-                self.effects.probe(about, command);
+                self.effects.probe(index, command);
             }
             Effect::Run(command) => {
                 self.seen.commands.insert(index);
-                self.effects.run(about, command);
+                self.effects.run(&about, command);
             }
             Effect::StartDrain { node, policy } => {
                 self.seen.drains.insert(index, about.address.clone());

@@ -26,7 +26,7 @@ const BATCH: usize = 100;
 pub(super) enum Written {
     Done(Revision),
     /// Somebody else wrote the entry: this is what it is now, `None` if it is gone.
-    Overtaken(Option<(Entry, Revision)>),
+    Overtaken(Option<Box<(Entry, Revision)>>),
 }
 
 /// Stores an entry in the place of the one of a known revision.
@@ -46,7 +46,7 @@ pub(super) async fn put_entry(
     }
     Ok(match read_entry(engine, entry.index).await {
         Some((found, revision)) if found == *entry && revision > known => Written::Done(revision),
-        now => Written::Overtaken(now),
+        now => Written::Overtaken(now.map(Box::new)),
     })
 }
 
@@ -64,7 +64,7 @@ pub(super) async fn apply_outcome(
         }
         match put_entry(engine, &changed, revision).await? {
             Written::Done(revision) => return Ok(Some((changed, revision))),
-            Written::Overtaken(now) => known = now,
+            Written::Overtaken(now) => known = now.map(|now| *now),
         }
     }
     Ok(None)
