@@ -4,8 +4,9 @@ use jiff::Timestamp;
 use serde_json::json;
 use wharf_core::cluster::{ClusterRecord, ClusterSpec, ClusterState, Origin};
 use wharf_store::{Outcome, Store, StoreLocation, StoreOptions, Txn};
+use wharf_testbed::process::Signal;
 
-use super::world::World;
+use super::world::{DEADLINE, World};
 
 /// A server that knows clusters of these names, which have no API.
 fn with_clusters(names: &[&str]) -> World {
@@ -39,12 +40,12 @@ repair_procedures:
   - operation: hang
     health_check_command: [\"false\"]
     repair_steps:
-    - {repair_command: [sleep, \"600\", \"0\"], command_timeout_seconds: 0}
+    - {repair_command: [sh, -c, sleep 60, name], command_timeout_seconds: 0}
 ";
 
 #[test]
 fn a_queue_lives_from_its_configuration_to_its_last_entry() {
-    let world = with_clusters(&["demo"]);
+    let mut world = with_clusters(&["demo"]);
     let repair = |args: &[&str]| world.local(&[&["repair-queue"], args].concat());
     assert_eq!(repair(&["list", "-o", "json"]).ok().stdout, "[]\n");
     assert_eq!(repair(&["is-enabled"]).ok().stdout, "true\n");
@@ -99,6 +100,10 @@ fn a_queue_lives_from_its_configuration_to_its_last_entry() {
         assert!(ran.exit == exit || (exit == 1 && ran.exit > 0), "{args:?}: {ran:?}");
         assert!(!ran.stderr.is_empty(), "{args:?}");
     }
+    // In order, so that the command that hangs ends with it.
+    let mut server = world.server.take().unwrap();
+    server.signal(Signal::TERM).unwrap();
+    server.wait(DEADLINE).unwrap();
 }
 
 #[test]
