@@ -44,6 +44,8 @@ const UNDO: Duration = Duration::from_secs(5);
 /// The watch shows our cordon long before; only one that is lost is put again.
 const CORDON_SHOWS: Duration = Duration::from_secs(1);
 
+/// Who says that it is not the time, and not when it is, is asked again after this.
+const LATER: Duration = Duration::from_secs(2);
 /// They only make the count of evictions right.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
@@ -348,7 +350,8 @@ impl Question {
             }
             Ok(Eviction::Refused { message }) => Answer::Refused { budgets: budgets(), message },
             Ok(Eviction::Later { message, after }) => {
-                not_before = after.and_then(|after| Timestamp::now().checked_add(after).ok());
+                let after = after.unwrap_or(LATER);
+                not_before = Timestamp::now().checked_add(after).ok();
                 Answer::Later { message }
             }
             // Two budgets on one pod are answered as a fault of the server; it is a refusal.
