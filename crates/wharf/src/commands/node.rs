@@ -48,10 +48,10 @@ struct Which {
 
 /// Empty a node without breaking what runs on it
 ///
-/// All evictions are rehearsed first, so that a drain that cannot succeed touches nothing. Then the
-/// node is cordoned, and its pods leave as their budgets allow. A node that was drained stays
-/// cordoned; after a drain that failed or was canceled it is as before. The command waits and shows
-/// which pods are left and why; the drain itself goes on without it.
+/// Every eviction that a budget may refuse is rehearsed first, so that a drain that cannot succeed
+/// touches nothing. Then the node is cordoned, and its pods leave as their budgets allow. A node that
+/// was drained stays cordoned; after a drain that failed or was canceled it is as before. The command
+/// waits and shows which pods are left and why; the drain itself goes on without it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
