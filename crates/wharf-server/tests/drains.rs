@@ -261,6 +261,7 @@ async fn a_drain_goes_on_after_a_restart_and_a_canceled_one_gives_the_node_back(
     for node in ["again", "never"] {
         wait_for_reason(&server, node, "0 allowed").await;
         eventually(async || world.is_unschedulable(node)).await;
+        world.wait_until_half_empty(node);
     }
     server.stop().await;
     assert!(world.is_unschedulable("again") && world.is_unschedulable("never"));

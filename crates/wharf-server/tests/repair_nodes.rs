@@ -197,6 +197,7 @@ async fn a_drain_goes_on_after_a_restart_and_a_person_s_cordon_survives_it_all()
     .await;
     yard.add("192.0.2.131").await;
     eventually(async || is_ours(&world, "kept", "192.0.2.131")).await;
+    world.wait_until_half_empty("kept");
     let yard = restart(yard).await;
     eventually(async || {
         yard.entry(0).await["wait"].as_str().unwrap().contains("protected by budget kept")

@@ -132,6 +132,17 @@ impl World {
         !self.kubectl(&["get", "pod", pod, "--ignore-not-found", "-o", "name"], "").is_empty()
     }
 
+    /// Waits until the first of the two pods of a node that is half blocked has left. A server that
+    /// stops before may cut its eviction off: the pod then ends for ever, as no kubelet is here to
+    /// see to it.
+    pub fn wait_until_half_empty(&self, node: &str) {
+        wait_for("the first pod to leave", DEADLINE, || {
+            let there = ["0", "1"].map(|number| self.is_there(&format!("{node}-{number}")));
+            Ok((there[0] != there[1]).then_some(()))
+        })
+        .unwrap();
+    }
+
     pub fn is_unschedulable(&self, node: &str) -> bool {
         self.read(&["node", node])["spec"]["unschedulable"] == json!(true)
     }
