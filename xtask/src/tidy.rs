@@ -40,7 +40,15 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("wharf", &["wharf-agent", "wharf-api", "wharf-bundle", "wharf-server", "wharf-store"]),
     (
         "wharf-bench",
-        &["wharf-bundle", "wharf-core", "wharf-pki", "wharf-ssh", "wharf-store", "wharf-testbed"],
+        &[
+            "wharf-bundle",
+            "wharf-core",
+            "wharf-kube",
+            "wharf-pki",
+            "wharf-ssh",
+            "wharf-store",
+            "wharf-testbed",
+        ],
     ),
     ("xtask", &["wharf-bundle", "wharf-testbed"]),
 ];

@@ -276,6 +276,8 @@ impl ClusterRequest {
         "kubeletVersion",
         "podCidr",
         "installed",
+        "cordoned",
+        "drain",
         "cpu",
         "cpuUsed",
         "cpuUsedRatio",

@@ -5,6 +5,8 @@ use std::{
     io::{self, Read, Seek, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use rustix::fs::{FlockOperation, flock};
@@ -12,6 +14,10 @@ use rustix::fs::{FlockOperation, flock};
 use crate::error::{StoreError, StoreResult};
 
 pub(crate) const LOCK_FILE: &str = "wharf.lock";
+
+/// A server that was killed while it began a command leaves a copy of itself behind, which holds the
+/// directory for the moment until it has become that command.
+const LAST_BREATH: Duration = Duration::from_secs(2);
 
 /// Held as long as the store is open; the kernel gives it up when the process dies.
 pub(crate) struct DirLock {
@@ -30,20 +36,34 @@ impl DirLock {
             .mode(0o600)
             .open(&path)
             .map_err(|source| write_error("open", &path, source))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut text = String::new();
-                // The pid only makes the message better; without it the message still holds.
-                let pid =
-                    file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+        let give_up = Instant::now() + LAST_BREATH;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(errno) => return Err(io_error("lock", &path, errno.into())),
+            }
+            let pid = read_pid(&mut file);
+            if !pid.is_some_and(is_dead) || Instant::now() >= give_up {
                 return Err(StoreError::InUse { dir: data_dir.to_owned(), pid });
             }
-            Err(errno) => return Err(io_error("lock", &path, errno.into())),
+            sleep(Duration::from_millis(10));
         }
         write_pid(&mut file).map_err(|source| write_error("write", &path, source))?;
         Ok(DirLock { _file: file })
     }
+}
+
+/// It only makes the message better; without it the message still holds.
+fn read_pid(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+fn is_dead(pid: u32) -> bool {
+    !Path::new("/proc").join(pid.to_string()).exists()
 }
 
 fn write_pid(file: &mut File) -> io::Result<()> {
@@ -119,6 +139,26 @@ mod tests {
         assert!(hint.contains("permissions of /etc/wharf/etcd-ca.pem"), "{hint}");
         let error = write_error("open", path, denied());
         assert!(matches!(error, StoreError::ReadOnly { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn the_last_moment_of_a_dead_holder_is_waited_for_and_a_live_one_is_named_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = DirLock::take(dir.path()).unwrap();
+        let begun = Instant::now();
+        let error = DirLock::take(dir.path()).err().unwrap();
+        assert!(
+            matches!(error, StoreError::InUse { pid: Some(pid), .. } if pid == std::process::id())
+        );
+        assert!(begun.elapsed() < LAST_BREATH);
+        // No process has this number: it is above the greatest there can be.
+        std::fs::write(dir.path().join(LOCK_FILE), "4194305\n").unwrap();
+        let ending = std::thread::spawn(move || {
+            sleep(Duration::from_millis(100));
+            drop(held);
+        });
+        drop(DirLock::take(dir.path()).unwrap());
+        ending.join().unwrap();
     }
 
     #[test]
