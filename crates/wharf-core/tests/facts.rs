@@ -101,6 +101,28 @@ fn the_script_does_without_the_tools_it_would_like() {
 }
 
 #[test]
+fn a_record_that_appears_while_the_script_looks_is_no_leftover_of_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    let script = FACTS_SCRIPT.replace("/var/lib/wharf", place);
+    let mut facts = Vec::new();
+    // Looking makes what is seen, as an installation does that goes on meanwhile.
+    for record in ["", r#"{"cluster": "demo", "identity": "one"}"#] {
+        let ls = format!("ls() {{ echo found; printf %s '{record}' >{place}/made.json; }}\n");
+        let output = Command::new("/bin/sh")
+            .args(["-c", &format!("{ls}{script}"), "facts", "127.0.0.1", "22"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        facts.push(parse_facts(&text, now_seconds()).unwrap());
+    }
+    assert_eq!(facts[0].cluster, None);
+    assert!(facts[0].leftovers.contains(&format!("{place}/state")), "{facts:?}");
+    assert!(facts[1].holds("demo", Some("one")), "{facts:?}");
+    assert_eq!(facts[1].leftovers, Vec::<String>::new());
+}
+
+#[test]
 fn hosts_of_the_test_bed_are_recognised_as_what_they_are() {
     let bed = TestBed::start("facts", 2).unwrap();
     let [one, two] = bed.hosts() else { panic!("there are two hosts") };

@@ -129,22 +129,29 @@ recorded() {
         sed -n "s/.*\"$1\"[[:space:]]*:[[:space:]]*\"\([^\"]*\)\".*/\1/p" | head -n 1
 }
 
-belongings() {
+# Says to which cluster the host belongs; fails if to none.
+owner() {
     cluster=$(recorded cluster)
-    if [ -n "$cluster" ]; then
-        say cluster "$cluster"
-        say identity "$(recorded identity)"
-        return
-    fi
+    if [ -z "$cluster" ]; then return 1; fi
+    say cluster "$cluster"
+    say identity "$(recorded identity)"
+}
+
+belongings() {
+    if owner; then return; fi
+    leftovers=
     # A server of ours may have its own configuration and store beside these.
     for directory in /etc/kubernetes/manifests /etc/wharf/pki /var/lib/kubelet \
         /var/lib/wharf/cni /var/lib/wharf/containerd /var/lib/wharf/etcd /var/lib/wharf/state; do
         # A file system of its own has a lost+found from the start.
         case $(as_root ls -A "$directory") in
         '' | lost+found) ;;
-        *) say leftover "$directory" ;;
+        *) leftovers="$leftovers $directory" ;;
         esac
     done
+    # What a killed server has begun may go on here: its record is made before all the rest.
+    if [ -n "$leftovers" ] && owner; then return; fi
+    for directory in $leftovers; do say leftover "$directory"; done
 }
 
 # Chains that drop forwarded packets unless a rule of theirs says otherwise, as those of Docker and
