@@ -13,7 +13,7 @@
 //! not do harm, but the first to give up would uncordon.
 
 mod lookups;
-mod objects;
+pub(crate) mod objects;
 mod sight;
 
 pub(crate) use objects::MIRROR;

@@ -17,6 +17,7 @@ use tokio::{
 use crate::{
     cluster::Cluster,
     cordon::CORDON_OWNER,
+    drain::objects::Condition,
     error::{KubeError, Result},
     fence,
     observe::CONTROLPLANE,
@@ -145,15 +146,6 @@ struct Taint {
 struct Status {
     conditions: Vec<Condition>,
     addresses: Vec<Address>,
-}
-
-#[derive(Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Condition {
-    #[serde(rename = "type")]
-    type_: String,
-    status: String,
-    last_transition_time: Option<Timestamp>,
 }
 
 #[derive(Clone, Default, Deserialize)]

@@ -108,11 +108,11 @@ struct PodStatus {
 
 #[derive(Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Condition {
+pub(crate) struct Condition {
     #[serde(rename = "type")]
-    type_: String,
-    status: String,
-    last_transition_time: Option<Timestamp>,
+    pub(crate) type_: String,
+    pub(crate) status: String,
+    pub(crate) last_transition_time: Option<Timestamp>,
 }
 
 impl PodSeen {

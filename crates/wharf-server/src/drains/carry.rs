@@ -9,11 +9,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use jiff::Timestamp;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use wharf_core::{
     cluster::ClusterRecord,
-    disruption::{Disruption, Kind, Refusal},
+    disruption::{Disruption, Kind},
     drain::{DrainRecord, Failure, Policy, Report, Stage},
     operation::OperationState,
 };
@@ -120,7 +122,7 @@ impl Carry {
         if held.is_none() {
             match self.claim().await {
                 Ok(claim) => *held = Some(claim),
-                Err(refusal) => return self.late(&refusal.to_string(), false),
+                Err(reason) => return self.late(&reason, false),
             }
             let admitted = |old: &DrainRecord| DrainRecord { admitted: true, ..old.clone() };
             if !self.change(admitted).await {
@@ -132,24 +134,26 @@ impl Carry {
         self.drain().await
     }
 
-    /// Waits until the machine may go out of service, up to the deadline.
-    async fn claim(&self) -> Result<Claim, Refusal> {
+    /// Waits until the machine may go out of service. At the deadline: why it may not.
+    async fn claim(&self) -> Result<Claim, String> {
         let (guard, cluster) = (&self.app.disruptions, &self.record.cluster);
         let wanted = Disruption { kind: Kind::Drain, critical: self.record.critical };
+        let left = self.record.deadline().duration_since(Timestamp::now());
+        let deadline = Instant::now() + Duration::try_from(left).unwrap_or_default();
         let mut changed = guard.changed(cluster);
-        guard.opened(cluster).await;
+        if guard.opened(cluster).now_or_never().is_none() {
+            let unknown = "what else is out of service in the cluster is not known yet".to_owned();
+            self.teller.wait(unknown.clone());
+            timeout_at(deadline, guard.opened(cluster)).await.map_err(|_| unknown)?;
+        }
         loop {
             changed.mark_unchanged();
-            let refusal = match guard.claim(cluster, &self.record.machine, wanted) {
+            let reason = match guard.claim(cluster, &self.record.machine, wanted) {
                 Ok(claim) => return Ok(claim),
-                Err(refusal) => refusal,
+                Err(refusal) => refusal.to_string(),
             };
-            self.teller.wait(refusal.to_string());
-            let left = self.record.deadline().duration_since(Timestamp::now());
-            let left = Duration::try_from(left).unwrap_or_default();
-            if tokio::time::timeout(left, changed.changed()).await.is_err() {
-                return Err(refusal);
-            }
+            self.teller.wait(reason.clone());
+            timeout_at(deadline, changed.changed()).await.map_err(|_| reason)?.ok();
         }
     }
 
