@@ -3,7 +3,6 @@
 //! Steps run in order of their price and all of them run, so that one pass shows all faults.
 
 use std::{
-    io::{BufRead, BufReader},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -12,6 +11,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::{assets, needs, target_dir, tidy, workspace};
+
+mod programs;
 
 /// Check everything: format, lints, licences, order of the tree, tests on real parts
 #[derive(Debug, Args)]
@@ -38,6 +39,12 @@ impl Findings {
     fn one(ok: bool) -> Self {
         Self { passed: usize::from(ok), failed: usize::from(!ok), ..Self::default() }
     }
+
+    fn add(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
 }
 
 struct Step {
@@ -53,7 +60,8 @@ const STEPS: &[Step] = &[
     Step { name: "clippy", run: clippy, fast: true },
     Step { name: "deny", run: deny, fast: false },
     Step { name: "assets", run: build_assets, fast: false },
-    Step { name: "tests", run: tests, fast: true },
+    Step { name: "tests", run: programs::run, fast: true },
+    Step { name: "doctests", run: doctests, fast: false },
 ];
 
 pub fn run(args: &VerifyArgs) -> Result<()> {
@@ -175,9 +183,7 @@ fn deny(_: &VerifyArgs) -> Result<Findings> {
     let mut fetch = Command::new(&program);
     fetch.current_dir(workspace()).args(["fetch", "db"]).stdin(Stdio::null());
     if fetch.stdout(Stdio::null()).stderr(Stdio::null()).status()?.success() {
-        let advisories = Findings::one(check(&["advisories"])?);
-        findings.passed += advisories.passed;
-        findings.failed += advisories.failed;
+        findings.add(&Findings::one(check(&["advisories"])?));
     } else {
         findings.skipped += 1;
         findings.note = "the database of advisories cannot be fetched here".to_owned();
@@ -190,39 +196,9 @@ fn build_assets(_: &VerifyArgs) -> Result<Findings> {
     Ok(Findings::one(true))
 }
 
-fn tests(args: &VerifyArgs) -> Result<Findings> {
-    let mut command = cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]);
-    if args.fast {
-        command
-            .args(["--lib", "--bins", "--test", "access", "--test", "input", "--test", "events"]);
-    }
-    if args.long {
-        command.env("WHARF_LONG", "1");
-    }
-    let mut child = command.stdout(Stdio::piped()).spawn()?;
-    let output = child.stdout.take().context("the tests' output is missing")?;
-    let mut findings = Findings::default();
-    for line in BufReader::new(output).lines() {
-        let line = line?;
-        println!("{line}");
-        if let Some(counts) = line.strip_prefix("test result: ") {
-            findings.passed += count_before(counts, " passed");
-            findings.failed += count_before(counts, " failed");
-            findings.skipped += count_before(counts, " ignored");
-        }
-    }
-    let ok = child.wait()?.success();
-    if !ok && findings.failed == 0 {
-        bail!("the tests could not be built or run");
-    }
-    Ok(findings)
-}
-
-/// The number right before a word, as in `ok. 12 passed; 0 failed`.
-fn count_before(text: &str, word: &str) -> usize {
-    let head = text.split(word).next().unwrap_or_default();
-    let digits = head.rsplit(' ').next().unwrap_or_default();
-    digits.parse().unwrap_or(0)
+/// Examples in comments are built as programs of their own.
+fn doctests(_: &VerifyArgs) -> Result<Findings> {
+    succeeds(cargo(&["test", "--workspace", "--locked", "--doc", "--quiet"]))
 }
 
 /// Rewrites the files in `docs/` that are made from the code.
@@ -234,18 +210,4 @@ pub fn update() -> Result<()> {
         bail!("the files could not be made");
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::count_before;
-
-    #[test]
-    fn counts_are_read_from_the_runners_last_line() {
-        let line = "FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out";
-        assert_eq!(count_before(line, " passed"), 12);
-        assert_eq!(count_before(line, " failed"), 3);
-        assert_eq!(count_before(line, " ignored"), 1);
-        assert_eq!(count_before("nonsense", " passed"), 0);
-    }
 }
