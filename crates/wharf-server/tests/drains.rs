@@ -25,12 +25,12 @@ use world::{World, half_blocked, labelled, owned_by, world};
 /// A server that has taken in the cluster as `demo`. Its nodes are known that are there now.
 async fn import(world: &World) -> TestServer {
     let server = TestServer::start().await;
-    take_in(&server, world).await;
+    take_in(&server, world.server.kubeconfig()).await;
     server
 }
 
-async fn take_in(server: &TestServer, world: &World) {
-    let body = json!({"kubeConfig": world.server.kubeconfig()});
+async fn take_in(server: &TestServer, kubeconfig: String) {
+    let body = json!({"kubeConfig": kubeconfig});
     let made = server.post("/clusters/demo?action=import", &server.admin, &body).await;
     assert_eq!(made.status(), 200, "{}", json_of(made).await);
 }

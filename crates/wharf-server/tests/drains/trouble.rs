@@ -53,6 +53,35 @@ async fn drains_outlive_an_api_that_goes_away_and_one_begun_meanwhile_says_what_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kubeconfig_that_expires_ends_the_drain_and_the_node_is_given_back_once_it_is_valid() {
+    let mut world = World::start();
+    let tokens = world.server.kubeconfig_file().with_file_name("tokens.csv");
+    let lasting = std::fs::read_to_string(&tokens).unwrap();
+    let both = format!("{lasting}passing-token,passing,passing,\"system:masters\"\n");
+    std::fs::write(&tokens, &both).unwrap();
+    world.server.restart().unwrap();
+    world.node("n1", "192.0.2.1", "worker");
+    half_blocked(&world, "n1");
+    let kubeconfig = world.server.kubeconfig_with_token();
+    let kubeconfig = kubeconfig.replace(world.server.token(), "passing-token");
+    let server = TestServer::start().await;
+    take_in(&server, kubeconfig).await;
+    start(&server, "n1", json!({})).await;
+    wait_for_reason(&server, "n1", "0 allowed").await;
+    eventually(async || world.is_unschedulable("n1")).await;
+
+    std::fs::write(&tokens, lasting).unwrap();
+    world.server.restart().unwrap();
+    let ended = wait_for_end(&server, "n1").await;
+    assert_eq!((&ended["state"], &ended["cordonLeft"]), (&json!("failed"), &json!(true)));
+    assert!(ended["reason"].as_str().unwrap().contains("Unauthorized"), "{ended}");
+
+    std::fs::write(&tokens, &both).unwrap();
+    world.server.restart().unwrap();
+    eventually(async || world.owner("n1").is_none() && !world.is_unschedulable("n1")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_server_goes_on_with_the_drains_of_one_that_died() {
     let world = world();
     for (node, address) in [("far1", "192.0.2.41"), ("far2", "192.0.2.42")] {
@@ -72,7 +101,7 @@ async fn another_server_goes_on_with_the_drains_of_one_that_died() {
         TestServer::start_in(dir, config).await
     };
     let (one, two) = (join().await, join().await);
-    take_in(&one, &world).await;
+    take_in(&one, world.server.kubeconfig()).await;
     let begun = start(&two, "far1", json!({})).await;
     wait_for_reason(&two, "far1", "0 allowed").await;
     start(&one, "far2", json!({})).await;
