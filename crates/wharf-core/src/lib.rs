@@ -12,7 +12,7 @@ pub mod drain;
 pub mod install;
 pub mod name;
 pub mod operation;
-mod quick;
+pub mod quick;
 pub mod record;
 pub mod repair;
 pub mod selector;

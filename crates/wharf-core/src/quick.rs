@@ -8,11 +8,11 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-pub(crate) type QuickMap<K, V> = HashMap<K, V, BuildHasherDefault<QuickHasher>>;
-pub(crate) type QuickSet<K> = HashSet<K, BuildHasherDefault<QuickHasher>>;
+pub type QuickMap<K, V> = HashMap<K, V, BuildHasherDefault<QuickHasher>>;
+pub type QuickSet<K> = HashSet<K, BuildHasherDefault<QuickHasher>>;
 
 #[derive(Default)]
-pub(crate) struct QuickHasher(u64);
+pub struct QuickHasher(u64);
 
 impl Hasher for QuickHasher {
     fn write(&mut self, bytes: &[u8]) {

@@ -36,6 +36,6 @@ pub use decide::{
 pub use entry::{
     BLOCKING_PODS, BlockingPod, Entry, HISTORY, Phase, Status, StepStatus, TAIL, Transition,
 };
-pub use observation::{Etcd, Fleet, Machine, Observation, Probe, Probed, is_healthy};
+pub use observation::{Etcd, Fleet, Machine, Machines, Observation, Probe, Probed, is_healthy};
 pub use queue::{AddError, MAX_ENTRIES, NoSuchEntry, Queue, QueueHead, Request};
 pub use wait::Wait;

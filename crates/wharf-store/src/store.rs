@@ -134,6 +134,8 @@ pub struct Store {
     backend: Backend,
 }
 
+/// Futures of the etcd client are ten times as large as our own. They are boxed where they are
+/// awaited, so that a task that only now and then asks the store does not hold room for them.
 #[derive(Clone)]
 enum Backend {
     Embedded(Embedded),
@@ -181,7 +183,7 @@ impl Store {
         limits::check_key(key)?;
         match &self.backend {
             Backend::Embedded(embedded) => embedded.get(key),
-            Backend::Etcd(etcd) => etcd.get(key).await,
+            Backend::Etcd(etcd) => Box::pin(etcd.get(key)).await,
         }
     }
 
@@ -193,7 +195,7 @@ impl Store {
     pub(crate) async fn list_raw(&self, prefix: &str, page: Page) -> StoreResult<RawListing> {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.list(prefix, page).await,
-            Backend::Etcd(etcd) => etcd.list(prefix, &page).await,
+            Backend::Etcd(etcd) => Box::pin(etcd.list(prefix, &page)).await,
         }
     }
 
@@ -207,14 +209,14 @@ impl Store {
         }
         match &self.backend {
             Backend::Embedded(embedded) => embedded.commit(txn).await,
-            Backend::Etcd(etcd) => etcd.commit(&txn).await,
+            Backend::Etcd(etcd) => Box::pin(etcd.commit(&txn)).await,
         }
     }
 
     pub async fn revision(&self) -> StoreResult<Revision> {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.revision(),
-            Backend::Etcd(etcd) => etcd.revision().await,
+            Backend::Etcd(etcd) => Box::pin(etcd.revision()).await,
         }
     }
 
@@ -245,7 +247,7 @@ impl Store {
     pub async fn grant_lease(&self, ttl: Duration) -> StoreResult<LeaseId> {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.grant_lease(ttl).await,
-            Backend::Etcd(etcd) => etcd.grant_lease(ttl).await,
+            Backend::Etcd(etcd) => Box::pin(etcd.grant_lease(ttl)).await,
         }
     }
 
@@ -261,7 +263,7 @@ impl Store {
     ) -> StoreResult<()> {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.keep_alive(lease),
-            Backend::Etcd(etcd) => etcd.keep_alive(lease, patience).await,
+            Backend::Etcd(etcd) => Box::pin(etcd.keep_alive(lease, patience)).await,
         }
     }
 
@@ -269,7 +271,7 @@ impl Store {
     pub async fn revoke_lease(&self, lease: LeaseId) -> StoreResult<()> {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.revoke_lease(lease).await,
-            Backend::Etcd(etcd) => etcd.revoke_lease(lease).await,
+            Backend::Etcd(etcd) => Box::pin(etcd.revoke_lease(lease)).await,
         }
     }
 
@@ -279,7 +281,7 @@ impl Store {
     pub async fn compact(&self, keep: u64) -> StoreResult<()> {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.compact(keep).await,
-            Backend::Etcd(etcd) => etcd.compact(keep).await,
+            Backend::Etcd(etcd) => Box::pin(etcd.compact(keep)).await,
         }
     }
 
@@ -315,7 +317,7 @@ impl Watch {
     pub async fn next(&mut self) -> StoreResult<Vec<Change>> {
         match &mut self.inner {
             WatchBackend::Embedded(watch) => watch.next().await,
-            WatchBackend::Etcd(watch) => watch.next().await,
+            WatchBackend::Etcd(watch) => Box::pin(watch.next()).await,
         }
     }
 }

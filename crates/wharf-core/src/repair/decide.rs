@@ -9,15 +9,13 @@
 mod node;
 mod step;
 
-use std::collections::HashMap;
-
 use jiff::Timestamp;
 
 use super::{
     command::Command,
     config::{Operation, RepairConfig, later},
     entry::{Entry, Phase},
-    observation::{Etcd, Machine, Observation, Probe},
+    observation::{Etcd, Machine, Machines, Observation, Probe},
     queue::{Queue, QueueHead, is_within},
     wait::Wait,
 };
@@ -118,13 +116,13 @@ fn owner_prefix(head: &QueueHead) -> String {
 }
 
 /// Notes the machines that entries have in hand, for all who ask the guard.
-pub fn note_repairs(guard: &mut Guard, queue: &Queue, machines: &HashMap<String, Machine>) {
+pub fn note_repairs(guard: &mut Guard, queue: &Queue, machines: &Machines) {
     for entry in queue.entries.values().filter(|entry| entry.phase.holds()) {
         note_repair(guard, entry, machines);
     }
 }
 
-fn note_repair(guard: &mut Guard, entry: &Entry, machines: &HashMap<String, Machine>) {
+fn note_repair(guard: &mut Guard, entry: &Entry, machines: &Machines) {
     let critical = machines.get(&entry.address).is_some_and(Machine::is_critical);
     guard.begin(&entry.address, Disruption { kind: Kind::Repair, critical });
 }
@@ -137,7 +135,7 @@ pub fn decide(
     now: Timestamp,
 ) -> Decision {
     let mut pass = Pass::new(config, queue, seen, now);
-    let mut waiting = Vec::new();
+    let mut waiting = Vec::with_capacity(queue.entries.len());
     for entry in queue.entries.values() {
         match pass.operation(entry) {
             _ if entry.deleted => pass.dequeue(entry),
@@ -147,7 +145,7 @@ pub fn decide(
             Some(operation) => waiting.push(pass.candidate(entry, operation)),
         }
     }
-    waiting.sort_by_key(Candidate::turn);
+    waiting.sort_unstable_by_key(|candidate| candidate.turn);
     for candidate in waiting {
         pass.consider(candidate);
     }
@@ -165,17 +163,21 @@ struct Candidate<'a> {
     operation: &'a Operation,
     machine: Option<&'a Machine>,
     probe: Option<&'a Probe>,
+    /// Whose turn it is: smaller comes first.
+    turn: (bool, bool, u64),
 }
 
 impl Candidate<'_> {
-    /// Whose turn it is: smaller comes first.
-    fn turn(&self) -> (bool, bool, u64) {
-        (self.entry.phase == Phase::Queued, !self.is_critical(), self.entry.index)
-    }
-
     fn is_critical(&self) -> bool {
         self.machine.is_some_and(Machine::is_critical)
     }
+}
+
+struct Due<'a> {
+    /// The time of the last check, if there was one, and the index: smaller comes first.
+    turn: (Option<Timestamp>, u64),
+    entry: &'a Entry,
+    operation: &'a Operation,
 }
 
 struct Pass<'a> {
@@ -203,8 +205,8 @@ struct Pass<'a> {
     commands: usize,
     /// Machines that an entry took in hand in this pass.
     taken: Vec<&'a str>,
-    /// Entries that only wait and whose health check is due, with the time of the last one.
-    due: Vec<(Option<Timestamp>, Candidate<'a>)>,
+    /// Entries that only wait and whose health check is due.
+    due: Vec<Due<'a>>,
     decision: Decision,
 }
 
@@ -265,7 +267,10 @@ impl<'a> Pass<'a> {
 
     fn candidate(&self, entry: &'a Entry, operation: &'a Operation) -> Candidate<'a> {
         let probe = self.seen.probes.get(&entry.index);
-        Candidate { entry, operation, machine: self.machine(entry), probe }
+        let machine = self.machine(entry);
+        let critical = machine.is_some_and(Machine::is_critical);
+        let turn = (entry.phase == Phase::Queued, !critical, entry.index);
+        Candidate { entry, operation, machine, probe, turn }
     }
 
     fn closed_for_all(&mut self) -> Option<Wait> {
@@ -406,8 +411,13 @@ impl<'a> Pass<'a> {
         let in_flight = self.seen.probes.values().filter(|probe| probe.in_flight).count();
         let room = BACKGROUND_PROBES.saturating_sub(in_flight);
         let mut due = std::mem::take(&mut self.due);
-        due.sort_by_key(|(last, candidate)| (*last, candidate.entry.index));
-        for (_, Candidate { entry, operation, .. }) in due.into_iter().take(room) {
+        // Most have to wait for another pass, in any order.
+        if due.len() > room {
+            due.select_nth_unstable_by_key(room, |due| due.turn);
+            due.truncate(room);
+        }
+        due.sort_unstable_by_key(|due| due.turn);
+        for Due { entry, operation, .. } in due {
             let command = Command::health_check(entry, operation, self.now);
             self.act(entry.index, Write::Nothing, Some(Effect::Probe(command)));
         }

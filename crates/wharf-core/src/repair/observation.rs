@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use jiff::Timestamp;
 
-use crate::disruption::Guard;
+use crate::{disruption::Guard, quick::QuickMap};
+
+/// The nodes of a cluster, by the address of their machine.
+pub type Machines = QuickMap<String, Machine>;
 
 /// The facts at one moment. Nothing of it is stored: after a start all of it is looked at again.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Observation {
-    /// The nodes of the cluster, by the address of their machine.
-    pub machines: HashMap<String, Machine>,
+    pub machines: Machines,
     /// What health checks said, by the entry's index.
-    pub probes: HashMap<u64, Probe>,
+    pub probes: QuickMap<u64, Probe>,
     /// The drains that this process is carrying out, by the entry's index, with the address.
     pub drains: HashMap<u64, String>,
     /// The entries whose command this process is running.

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::sync::watch;
 use wharf_core::{
     cluster::{ClusterRecord, ClusterState, NodeRole, health::HealthRecord},
-    repair::{Etcd, Fleet, Machine},
+    repair::{Etcd, Fleet, Machine, Machines},
 };
 use wharf_kube::{
     Cluster,
@@ -26,9 +26,9 @@ const RETRY: Duration = Duration::from_secs(5);
 #[derive(Clone, Default)]
 pub(super) struct Facts {
     /// By the cluster's record, under the address.
-    pub known: Arc<HashMap<String, Machine>>,
+    pub known: Arc<Machines>,
     /// By the last probe; it counts until the API itself has answered.
-    pub probed: Arc<HashMap<String, Machine>>,
+    pub probed: Arc<Machines>,
     /// By its API; `None` before it has answered.
     pub seen: Option<Arc<Vec<MachineSeen>>>,
     pub etcd: Etcd,
@@ -45,7 +45,7 @@ impl Facts {
         self.seen.is_some() || self.unreachable || self.deleting
     }
 
-    pub fn machines(&self) -> HashMap<String, Machine> {
+    pub fn machines(&self) -> Machines {
         let Some(seen) = &self.seen else {
             let mut machines = (*self.probed).clone();
             machines.extend(self.known.iter().map(|(at, known)| (at.clone(), known.clone())));
@@ -140,18 +140,15 @@ async fn look(app: &App, cluster: &str, facts: &watch::Sender<Facts>) -> StoreRe
 
 /// The nodes, also of a cluster that does not answer: a controlplane machine must never look like
 /// a stranger.
-pub(super) async fn known_machines(
-    app: &App,
-    record: &ClusterRecord,
-) -> StoreResult<HashMap<String, Machine>> {
+pub(super) async fn known_machines(app: &App, record: &ClusterRecord) -> StoreResult<Machines> {
     let mut machines = probed_machines(app, &record.spec.name).await?;
     machines.extend(recorded_machines(record));
     Ok(machines)
 }
 
-async fn probed_machines(app: &App, cluster: &str) -> StoreResult<HashMap<String, Machine>> {
+async fn probed_machines(app: &App, cluster: &str) -> StoreResult<Machines> {
     let health = app.store.read::<HealthRecord>(cluster).await?;
-    let mut machines = HashMap::new();
+    let mut machines = Machines::default();
     for node in health.map(|health| health.value.nodes).unwrap_or_default() {
         let Some(address) = node.address else { continue };
         let roles = node.roles();
@@ -163,8 +160,8 @@ async fn probed_machines(app: &App, cluster: &str) -> StoreResult<HashMap<String
     Ok(machines)
 }
 
-fn recorded_machines(record: &ClusterRecord) -> HashMap<String, Machine> {
-    let mut machines = HashMap::new();
+fn recorded_machines(record: &ClusterRecord) -> Machines {
+    let mut machines = Machines::default();
     let installed = record.nodes.values().map(|node| &node.spec);
     for spec in record.spec.nodes.iter().chain(installed) {
         let machine = Machine {
@@ -252,8 +249,8 @@ mod tests {
             ("10.0.0.3", machine("c", true)),
         ];
         let known = known.map(|(address, machine)| (address.to_owned(), machine));
-        let probed = HashMap::from([("10.0.0.8".to_owned(), machine("gone", false))]);
-        let (known, probed) = (Arc::new(known.into()), Arc::new(probed));
+        let probed = Machines::from_iter([("10.0.0.8".to_owned(), machine("gone", false))]);
+        let (known, probed) = (Arc::new(Machines::from_iter(known)), Arc::new(probed));
         let mut facts = Facts { known, probed, ..Facts::default() };
         assert_eq!(facts.machines().len(), 4, "the API has not answered");
         // One has another address now, one has told none, one is not in the record.

@@ -19,8 +19,8 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use wharf_core::{
     disruption::{Disruption, Kind},
     repair::{
-        Action, Decision, Effect, Entry, Machine, NodeAction, Observation, Phase, Probed, Write,
-        decide,
+        Action, Decision, Effect, Entry, Machine, Machines, NodeAction, Observation, Phase, Probed,
+        Write, decide,
     },
 };
 use wharf_store::{Change, Revision, StoreError, Watch};
@@ -434,11 +434,7 @@ impl<'a> Session<'a> {
 }
 
 /// The machines that entries have in hand once the actions are stored.
-fn in_hand(
-    held: &Held,
-    actions: &[Action],
-    machines: &HashMap<String, Machine>,
-) -> Vec<(String, Disruption)> {
+fn in_hand(held: &Held, actions: &[Action], machines: &Machines) -> Vec<(String, Disruption)> {
     let written: HashMap<u64, Option<Phase>> = actions
         .iter()
         .filter_map(|action| match &action.write {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::{
-    BACKGROUND_HOOKS, BACKGROUND_SECONDS, Candidate, Effect, Pass, Wait, Write, cordon_owner,
+    BACKGROUND_HOOKS, BACKGROUND_SECONDS, Candidate, Due, Effect, Pass, Wait, Write, cordon_owner,
 };
 use crate::{
     disruption::{Disruption, Kind},
@@ -485,7 +485,8 @@ impl<'a> Pass<'a> {
         if self.now < due {
             return self.wake(due);
         }
-        self.due.push((last, candidate));
+        let Candidate { entry, operation, .. } = candidate;
+        self.due.push(Due { turn: (last, entry.index), entry, operation });
     }
 
     fn last_probe(&self, entry: &Entry) -> Option<Timestamp> {
