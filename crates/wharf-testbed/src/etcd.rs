@@ -15,8 +15,6 @@ use crate::wait::wait_for;
 
 const READY_DEADLINE: Duration = Duration::from_secs(60);
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
-/// Ports are chosen before etcd binds them, so another process may be faster.
-const PORT_TRIES: usize = 5;
 
 /// The certificates of an etcd that speaks TLS.
 #[derive(Clone, Debug)]
@@ -83,18 +81,9 @@ impl Etcd {
 
     fn start_members(count: usize, options: &Options) -> Result<Vec<Self>> {
         let binary = find_binary()?;
-        let mut failure = None;
-        for _ in 0..PORT_TRIES {
-            let mut members = Self::prepare(count, &binary, options)?;
-            match Self::run_all(&mut members) {
-                Ok(()) => return Ok(members),
-                Err(error) if format!("{error:#}").contains("address already in use") => {
-                    failure = Some(error);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(failure.unwrap_or_else(|| anyhow::anyhow!("no free port for etcd")))
+        let mut members = Self::prepare(count, &binary, options)?;
+        Self::run_all(&mut members)?;
+        Ok(members)
     }
 
     fn prepare(count: usize, binary: &Path, options: &Options) -> Result<Vec<Self>> {

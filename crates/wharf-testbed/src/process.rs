@@ -2,9 +2,13 @@
 
 use std::fs::File;
 use std::net::TcpListener;
+use std::ops::Range;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -129,9 +133,25 @@ pub fn example(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A TCP port of the loopback address that was free a moment ago. Another process may take it
-/// first: what binds it must be ready to fail, or better listen on port 0 itself.
+/// Below the ports that the system gives to outgoing connections: those would take the port of a
+/// server that is being started again.
+const PORTS: Range<u16> = 20_000..30_000;
+/// The ports that this process has in its hands. Each is a name that only one process can have and
+/// that the kernel takes back at its end.
+static RESERVED: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
+
+/// A TCP port of the loopback address that nobody uses, and that no other test gets until this
+/// process ends.
 pub fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port on loopback")?;
-    Ok(listener.local_addr()?.port())
+    // Tests that start at the same time begin at different places.
+    let skipped = std::process::id() as usize * 7919 % PORTS.len();
+    for port in PORTS.cycle().skip(skipped).take(PORTS.len()) {
+        let name = SocketAddr::from_abstract_name(format!("wharf-port-{port}"))?;
+        let Ok(reserved) = UnixDatagram::bind_addr(&name) else { continue };
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(reserved);
+            return Ok(port);
+        }
+    }
+    anyhow::bail!("no port from {} to {} is free on loopback", PORTS.start, PORTS.end)
 }

@@ -64,7 +64,11 @@ fn waiting_for_output_of_a_dead_process_fails_at_once_and_shows_what_it_printed(
 }
 
 #[test]
-fn a_free_port_can_be_bound() {
-    let port = free_port().unwrap();
-    std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+fn a_free_port_can_be_bound_and_is_given_once() {
+    let (one, other) = (free_port().unwrap(), free_port().unwrap());
+    assert_ne!(one, other);
+    std::net::TcpListener::bind(("127.0.0.1", one)).unwrap();
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let first: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(one < first, "outgoing connections may take {one}");
 }
