@@ -1,7 +1,7 @@
-//! A quick hash for maps that live for one decision.
+//! A quick hash for the maps that a decision over a long queue looks into.
 //!
-//! The keys are names and addresses that administrators gave, so that nothing is lost without the
-//! protection of the usual hash, which takes a third of the time of a pass over a long queue.
+//! The keys are indexes of ours, and names and addresses of machines that administrators brought in,
+//! so that nothing is lost without the protection of the usual hash.
 
 use std::{
     collections::{HashMap, HashSet},
