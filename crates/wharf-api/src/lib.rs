@@ -1,4 +1,5 @@
-//! The wire: what the REST API v1 takes and gives, its error codes, and a typed client.
+//! The wire: what the REST API v1 takes and gives, its error codes, a typed client, and the files
+//! through which the agents of a node speak with each other.
 //!
 //! **Invariant:** this crate knows no domain type and no adapter. Records and wire change apart;
 //! the server converts (`wharf_server::http::convert`).
@@ -13,11 +14,13 @@ pub mod error;
 pub mod event;
 pub mod kubeconfig;
 pub mod node;
+pub mod node_files;
 pub mod operation;
 pub mod repair;
 pub mod resource;
 pub mod secret;
 pub mod server;
+pub mod trace;
 pub mod user;
 
 /// Where the API lives.
