@@ -11,6 +11,7 @@ pub mod disruption;
 pub mod drain;
 pub mod install;
 pub mod name;
+pub mod node;
 pub mod operation;
 pub mod quick;
 pub mod record;

@@ -1,0 +1,14 @@
+//! The node agent's decisions: when the node may be taken out of service, and what is said of the
+//! node, its cluster and its applications.
+//!
+//! Every module is one question with its facts and its answer. The agent reads the facts from
+//! files, from the kernel and from the cluster, and carries the answers out.
+//!
+//! Start reading at [`gate`], then [`requester`], which is the other side of it.
+
+pub mod gate;
+pub mod requester;
+pub mod status;
+
+#[cfg(test)]
+mod world;

@@ -1,0 +1,70 @@
+//! What comes of the gate's effects, written into its record.
+//!
+//! The shell stores what this changes. Outcomes of what is not under way any more change nothing.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::{
+    Policy,
+    record::{End, How, Phase, Record, Requests, Turn},
+};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    CordonFailed(String),
+    Drained,
+    /// A try broke off by an error that is no refusal.
+    DrainBroken(String),
+    /// The drain was given up for good: its time is over, or a person took the cordon away.
+    DrainGivenUp(String),
+}
+
+/// Applies an outcome; whether the record has changed.
+pub fn apply(
+    record: &mut Record,
+    outcome: Outcome,
+    asked: &Requests,
+    now: Timestamp,
+    policy: &Policy,
+) -> bool {
+    let next = match (&mut record.phase, outcome) {
+        (Phase::Starting { tries, last_try, reason, .. }, Outcome::CordonFailed(why)) => {
+            (*tries, *last_try, *reason) = (tries.saturating_add(1), Some(now), why);
+            return true;
+        }
+        (Phase::Draining { begun, .. }, Outcome::Drained) => {
+            let took = Duration::try_from(now.duration_since(*begun)).unwrap_or(Duration::ZERO);
+            let turn = Turn::first(asked, now);
+            let end = End { at: now, turn, reason: "the node is empty".to_owned() };
+            Phase::Complete { end, how: How::Drained { took } }
+        }
+        (Phase::Draining { attempt, .. }, Outcome::DrainBroken(why))
+            if *attempt >= policy.drain_tries =>
+        {
+            Phase::failed_drain(&why, asked, now)
+        }
+        (Phase::Draining { begun, attempt }, Outcome::DrainBroken(reason)) => {
+            Phase::Pausing { begun: *begun, attempt: *attempt, since: now, reason }
+        }
+        (Phase::Draining { .. }, Outcome::DrainGivenUp(why)) => {
+            Phase::failed_drain(&why, asked, now)
+        }
+        (
+            Phase::Idle
+            | Phase::Requested { .. }
+            | Phase::Starting { .. }
+            | Phase::Draining { .. }
+            | Phase::Pausing { .. }
+            | Phase::Failed { .. }
+            | Phase::Complete { .. },
+            Outcome::CordonFailed(_)
+            | Outcome::Drained
+            | Outcome::DrainBroken(_)
+            | Outcome::DrainGivenUp(_),
+        ) => return false,
+    };
+    record.phase = next;
+    true
+}

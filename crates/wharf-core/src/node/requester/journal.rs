@@ -1,0 +1,234 @@
+//! What is remembered of jobs, across restarts of the agent and of the node.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Facts, Power};
+use crate::node::{
+    gate::{Request, Requests},
+    status::DrainStatus,
+};
+
+/// So many ids of jobs that are over are remembered, so that a wish that is sent again is known.
+const PAST: usize = 32;
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Journal {
+    pub device_operation: Option<Job>,
+    pub update: Option<Job>,
+    /// Of jobs before those, the latest at the end.
+    pub past: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    pub id: String,
+    pub kind: Kind,
+    pub phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    Reboot,
+    Shutdown,
+    Update,
+}
+
+/// Where a job is. The time of its request stays the same as long as it is one request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// The new base OS is not there yet. The request is that of an older one that it replaces.
+    Preparing {
+        request: Option<Timestamp>,
+    },
+    /// It waits for the drain.
+    Deferred {
+        request: Option<Timestamp>,
+        /// So many drains have failed, the last one at this time.
+        failures: u32,
+        paused: Option<Timestamp>,
+        reason: String,
+    },
+    /// The update is being put in place.
+    Commanding {
+        boot_id: String,
+        since: Timestamp,
+        request: Option<Timestamp>,
+    },
+    /// The node is going down.
+    Leaving {
+        boot_id: String,
+        since: Timestamp,
+        request: Option<Timestamp>,
+    },
+    Done {
+        at: Timestamp,
+    },
+    Failed {
+        at: Timestamp,
+        reason: String,
+    },
+    Canceled {
+        at: Timestamp,
+    },
+}
+
+impl Journal {
+    /// What the request files are to say.
+    pub fn requests(&self) -> Requests {
+        let request = |job: &Option<Job>| job.as_ref().and_then(Job::request);
+        Requests {
+            device_operation: request(&self.device_operation),
+            update: request(&self.update),
+        }
+    }
+
+    /// Whether the node is about to go down or to be changed.
+    pub(super) fn is_leaving(&self) -> bool {
+        let jobs = [&self.device_operation, &self.update];
+        jobs.into_iter()
+            .flatten()
+            .any(|job| matches!(job.phase, Phase::Commanding { .. } | Phase::Leaving { .. }))
+    }
+
+    /// Makes jobs of wishes that are new, and lets go of those that are not wanted any more.
+    pub(super) fn take_over(&mut self, facts: &Facts, now: Timestamp) {
+        if let Some(wish) = &facts.device_operation {
+            let kind = match wish.power {
+                Power::Reboot => Kind::Reboot,
+                Power::Shutdown => Kind::Shutdown,
+            };
+            let slot = self.device_operation.take();
+            self.device_operation = self.replace(slot, &wish.id, kind, wish.canceled, now);
+        }
+        if let Some(wish) = &facts.update {
+            let slot = self.update.take();
+            self.update = self.replace(slot, &wish.id, Kind::Update, wish.canceled, now);
+        }
+    }
+
+    fn replace(
+        &mut self,
+        slot: Option<Job>,
+        id: &str,
+        kind: Kind,
+        canceled: bool,
+        now: Timestamp,
+    ) -> Option<Job> {
+        match slot {
+            Some(mut job) if job.id == id => {
+                if canceled && job.is_waiting() {
+                    job.phase = Phase::Canceled { at: now };
+                }
+                Some(job)
+            }
+            // It cannot be called back; the next one comes after it.
+            Some(job) if !job.is_waiting() && !job.is_over() => Some(job),
+            slot if canceled || self.past.iter().any(|past| past == id) => slot,
+            slot => {
+                // The drain that is under way serves the new one too.
+                let request = slot.as_ref().and_then(Job::asked_at);
+                if let Some(old) = slot {
+                    self.past.push(old.id);
+                    let surplus = self.past.len().saturating_sub(PAST);
+                    self.past.drain(..surplus);
+                }
+                let phase = match kind {
+                    Kind::Reboot | Kind::Shutdown => Phase::deferred(request),
+                    Kind::Update => Phase::Preparing { request },
+                };
+                Some(Job { id: id.to_owned(), kind, phase })
+            }
+        }
+    }
+}
+
+impl Kind {
+    /// How the node goes down for it.
+    pub(super) fn power(self) -> Power {
+        match self {
+            Kind::Reboot | Kind::Update => Power::Reboot,
+            Kind::Shutdown => Power::Shutdown,
+        }
+    }
+}
+
+impl Phase {
+    pub(super) fn deferred(request: Option<Timestamp>) -> Self {
+        Phase::Deferred { request, failures: 0, paused: None, reason: String::new() }
+    }
+}
+
+impl Job {
+    /// It has done nothing yet but ask.
+    pub fn is_waiting(&self) -> bool {
+        match self.phase {
+            Phase::Preparing { .. } | Phase::Deferred { .. } => true,
+            Phase::Commanding { .. }
+            | Phase::Leaving { .. }
+            | Phase::Done { .. }
+            | Phase::Failed { .. }
+            | Phase::Canceled { .. } => false,
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Done { .. } | Phase::Failed { .. } | Phase::Canceled { .. })
+    }
+
+    fn asked_at(&self) -> Option<Timestamp> {
+        match &self.phase {
+            Phase::Preparing { request }
+            | Phase::Deferred { request, .. }
+            | Phase::Commanding { request, .. }
+            | Phase::Leaving { request, .. } => *request,
+            Phase::Done { .. } | Phase::Failed { .. } | Phase::Canceled { .. } => None,
+        }
+    }
+
+    fn request(&self) -> Option<Request> {
+        let at = self.asked_at()?;
+        let context = match self.kind {
+            Kind::Reboot => "reboot".to_owned(),
+            Kind::Shutdown => "shutdown".to_owned(),
+            Kind::Update => self.id.clone(),
+        };
+        Some(Request { at: Some(at), context })
+    }
+
+    pub(super) fn ask(&mut self, now: Timestamp) {
+        if let Phase::Deferred { request, .. } = &mut self.phase {
+            *request = Some(now);
+        }
+    }
+
+    pub(super) fn pause(&mut self, status: DrainStatus, now: Timestamp) {
+        if let Phase::Deferred { request, failures, paused, reason } = &mut self.phase {
+            *request = None;
+            *failures = failures.saturating_add(1);
+            *paused = Some(now);
+            *reason = format!("the drain ended with {}", status.name());
+        }
+    }
+
+    pub(super) fn go(&mut self, boot_id: &str, now: Timestamp) {
+        let (boot_id, since, request) = (boot_id.to_owned(), now, self.asked_at());
+        self.phase = match self.kind {
+            Kind::Reboot | Kind::Shutdown => Phase::Leaving { boot_id, since, request },
+            Kind::Update => Phase::Commanding { boot_id, since, request },
+        };
+    }
+
+    pub(super) fn commanded(&mut self, now: Timestamp) -> bool {
+        let Phase::Commanding { boot_id, request, .. } = &self.phase else { return false };
+        self.phase = Phase::Leaving { boot_id: boot_id.clone(), since: now, request: *request };
+        true
+    }
+
+    pub(super) fn fail(&mut self, reason: &str, now: Timestamp) -> bool {
+        self.phase = Phase::Failed { at: now, reason: reason.to_owned() };
+        true
+    }
+}

@@ -1,0 +1,283 @@
+//! The table of the document, and single looks at jobs.
+
+use super::*;
+
+const BOOT: &str = "boot-1";
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+}
+
+fn drain(status: DrainStatus, requested_by: Requester) -> Published {
+    Published { status, requested_by }
+}
+
+fn reboot(id: &str) -> Option<Wish> {
+    Some(Wish { id: id.to_owned(), power: Power::Reboot, canceled: false })
+}
+
+fn update(id: &str, image: Image) -> Option<UpdateWish> {
+    Some(UpdateWish { id: id.to_owned(), image, activate: true, canceled: false })
+}
+
+fn facts() -> Facts {
+    Facts {
+        boot_id: BOOT.to_owned(),
+        device_operation: reboot("op-1"),
+        update: None,
+        drain: drain(DrainStatus::NotRequested, Requester::Nobody),
+        commanding: false,
+        ordered: false,
+    }
+}
+
+/// Looks until nothing changes; what was begun on the way, and what is asked for.
+fn settle(journal: &mut Journal, facts: &Facts, now: i64) -> Vec<Effect> {
+    let mut effects = Vec::new();
+    let mut facts = facts.clone();
+    for _ in 0..10 {
+        let decision = decide_jobs(journal, &facts, at(now));
+        for effect in decision.effects {
+            match effect {
+                Effect::Leave(_) => facts.ordered = true,
+                Effect::Command { .. } => facts.commanding = true,
+            }
+            effects.push(effect);
+        }
+        match decision.journal {
+            Some(next) => *journal = next,
+            None => return effects,
+        }
+    }
+    panic!("{journal:?} never comes to rest");
+}
+
+fn phase(job: &Option<Job>) -> &'static str {
+    match job.as_ref().map(|job| &job.phase) {
+        None => "none",
+        Some(Phase::Preparing { .. }) => "preparing",
+        Some(Phase::Deferred { request: Some(_), .. }) => "asking",
+        Some(Phase::Deferred { request: None, .. }) => "paused",
+        Some(Phase::Commanding { .. }) => "commanding",
+        Some(Phase::Leaving { .. }) => "leaving",
+        Some(Phase::Done { .. }) => "done",
+        Some(Phase::Failed { .. }) => "failed",
+        Some(Phase::Canceled { .. }) => "canceled",
+    }
+}
+
+#[test]
+fn the_table_of_the_document_holds() {
+    use DrainStatus::*;
+    let rows = [
+        (Answer::Ask, &[NotRequested, FailedCordon, FailedDrain][..]),
+        (Answer::Wait, &[Requested, Starting, Cordoned, DrainRetrying]),
+        (Answer::Go, &[Unknown, NotSupported, Complete]),
+    ];
+    let mut seen = 0;
+    for (expected, statuses) in rows {
+        for status in statuses {
+            assert_eq!(answer(*status), expected, "{status:?}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, DrainStatus::ALL.len());
+}
+
+#[test]
+fn in_every_status_a_fresh_operation_asks_waits_or_goes() {
+    for status in DrainStatus::ALL {
+        let facts = Facts { drain: drain(status, Requester::DeviceOperation), ..facts() };
+        let mut journal = Journal::default();
+        let mut effects = settle(&mut journal, &facts, 1);
+        effects.extend(settle(&mut journal, &Facts { ordered: !effects.is_empty(), ..facts }, 3));
+        let (expected, leaves) = match status {
+            DrainStatus::Unknown | DrainStatus::NotSupported => ("leaving", true),
+            // It asks first, for the end may be that of an earlier drain.
+            DrainStatus::Complete => ("leaving", true),
+            DrainStatus::FailedCordon | DrainStatus::FailedDrain => ("paused", false),
+            DrainStatus::NotRequested
+            | DrainStatus::Requested
+            | DrainStatus::Starting
+            | DrainStatus::Cordoned
+            | DrainStatus::DrainRetrying => ("asking", false),
+        };
+        assert_eq!(phase(&journal.device_operation), expected, "{status:?}");
+        assert_eq!(!effects.is_empty(), leaves, "{status:?}");
+        let asks = expected == "asking" || status == DrainStatus::Complete;
+        assert_eq!(journal.requests().device_operation.is_some(), asks, "{status:?}");
+    }
+}
+
+#[test]
+fn the_request_names_what_it_is_for() {
+    let mut journal = Journal::default();
+    let facts = Facts { update: update("os-2", Image::Loaded), ..facts() };
+    settle(&mut journal, &facts, 1);
+    let requests = journal.requests();
+    assert_eq!(requests.device_operation.unwrap().context, "reboot");
+    assert_eq!(requests.update.unwrap().context, "os-2");
+}
+
+#[test]
+fn an_end_that_is_told_to_the_other_one_is_not_ours() {
+    let both = Facts { update: update("os-2", Image::Loaded), ..facts() };
+    let mut journal = Journal::default();
+    settle(&mut journal, &both, 1);
+    let complete =
+        |requested_by| Facts { drain: drain(DrainStatus::Complete, requested_by), ..both.clone() };
+    let effects = settle(&mut journal, &complete(Requester::Update), 3);
+    assert_eq!(effects, [Effect::Command { id: "os-2".to_owned() }]);
+    assert_eq!(phase(&journal.device_operation), "asking");
+    // The device operation's turn comes while the update is being put in place: it waits.
+    let busy = Facts { commanding: true, ..complete(Requester::DeviceOperation) };
+    assert_eq!(settle(&mut journal, &busy, 3), []);
+    assert!(apply(&mut journal, Outcome::Commanded, at(4)));
+    let effects = settle(&mut journal, &complete(Requester::DeviceOperation), 5);
+    assert_eq!(effects, [Effect::Leave(Power::Reboot)], "into the update, once");
+    // After the boot the device operation has its own turn.
+    let booted = Facts { boot_id: "boot-2".to_owned(), ..both };
+    settle(&mut journal, &booted, 6);
+    assert_eq!((phase(&journal.update), phase(&journal.device_operation)), ("done", "asking"));
+}
+
+#[test]
+fn a_reboot_is_done_once_whenever_the_agent_is_restarted() {
+    let go = Facts { drain: drain(DrainStatus::NotSupported, Requester::Nobody), ..facts() };
+    let mut journal = Journal::default();
+    assert_eq!(settle(&mut journal, &go, 1), [Effect::Leave(Power::Reboot)]);
+    // Killed before the order was given: it is given again, for the node is still up.
+    assert_eq!(settle(&mut journal, &go, 2), [Effect::Leave(Power::Reboot)]);
+    let booted = Facts { boot_id: "boot-2".to_owned(), ..go };
+    assert_eq!(settle(&mut journal, &booted, 3), []);
+    assert_eq!(phase(&journal.device_operation), "done");
+    assert_eq!(settle(&mut journal, &booted, 4), [], "the wish is still there, and is known");
+    let shutdown = Wish { power: Power::Shutdown, ..reboot("op-2").unwrap() };
+    let next = Facts { device_operation: Some(shutdown), ..booted.clone() };
+    assert_eq!(settle(&mut journal, &next, 5), [Effect::Leave(Power::Shutdown)]);
+    let third = Facts { boot_id: "boot-3".to_owned(), ..booted };
+    assert_eq!(settle(&mut journal, &third, 6), [], "an old wish that is sent again");
+}
+
+#[test]
+fn an_update_is_put_in_place_once_and_not_again_after_a_restart() {
+    let facts = Facts {
+        device_operation: None,
+        update: update("os-2", Image::Loaded),
+        drain: drain(DrainStatus::NotSupported, Requester::Nobody),
+        ..facts()
+    };
+    let mut journal = Journal::default();
+    assert_eq!(settle(&mut journal, &facts, 1).len(), 1);
+    assert_eq!(settle(&mut journal, &facts, 2), [], "nobody runs it any more");
+    assert_eq!(phase(&journal.update), "failed");
+    assert_eq!(settle(&mut journal, &facts, 3), []);
+    // Another wish is another try.
+    let again = Facts { update: update("os-2b", Image::Loaded), ..facts };
+    assert_eq!(settle(&mut journal, &again, 4).len(), 1);
+}
+
+#[test]
+fn no_drain_begins_before_the_image_is_there_and_none_when_it_is_bad() {
+    for (image, expected) in [
+        (Image::Fetching, "preparing"),
+        (Image::Loading, "preparing"),
+        (Image::Loaded, "asking"),
+        (Image::Installed, "asking"),
+        (Image::Failed("the checksum differs".to_owned()), "failed"),
+    ] {
+        let facts =
+            Facts { device_operation: None, update: update("os-2", image.clone()), ..facts() };
+        let mut journal = Journal::default();
+        settle(&mut journal, &facts, 1);
+        assert_eq!(phase(&journal.update), expected, "{image:?}");
+        assert_eq!(journal.requests().update.is_some(), expected == "asking", "{image:?}");
+    }
+    let idle = UpdateWish { activate: false, ..update("os-2", Image::Loaded).unwrap() };
+    let facts = Facts { device_operation: None, update: Some(idle), ..facts() };
+    let mut journal = Journal::default();
+    settle(&mut journal, &facts, 1);
+    assert_eq!(phase(&journal.update), "preparing", "it is only to be fetched");
+}
+
+#[test]
+fn a_newer_image_takes_the_place_of_the_older_one_and_its_drain() {
+    let with = |wish| Facts { device_operation: None, update: wish, ..facts() };
+    let mut journal = Journal::default();
+    settle(&mut journal, &with(update("os-2", Image::Loaded)), 1);
+    let asked = journal.requests().update.unwrap().at;
+    let draining = Facts {
+        drain: drain(DrainStatus::Cordoned, Requester::Update),
+        ..with(update("os-3", Image::Fetching))
+    };
+    settle(&mut journal, &draining, 2);
+    let request = journal.requests().update.unwrap();
+    assert_eq!((request.at, request.context.as_str()), (asked, "os-3"), "the drain goes on");
+    // The drain ends before the image is there: it is waited for.
+    let complete = Facts { drain: drain(DrainStatus::Complete, Requester::Update), ..draining };
+    assert_eq!(settle(&mut journal, &complete, 3), []);
+    let there = Facts { update: update("os-3", Image::Loaded), ..complete };
+    assert_eq!(settle(&mut journal, &there, 4), [Effect::Command { id: "os-3".to_owned() }]);
+}
+
+#[test]
+fn a_failed_drain_withdraws_the_request_and_is_asked_for_again_without_a_new_wish() {
+    let failed =
+        Facts { drain: drain(DrainStatus::FailedDrain, Requester::DeviceOperation), ..facts() };
+    let mut journal = Journal::default();
+    settle(&mut journal, &facts(), 0);
+    for (now, expected) in [
+        (1, "asking"),
+        (2, "paused"),
+        (301, "paused"),
+        (302, "asking"),
+        (304, "paused"),
+        (903, "paused"),
+        (904, "asking"),
+    ] {
+        settle(&mut journal, &failed, now);
+        assert_eq!(phase(&journal.device_operation), expected, "{now}");
+    }
+    settle(&mut journal, &facts(), 1000);
+    assert_eq!(phase(&journal.device_operation), "asking");
+    let pauses = [1, 2, 3, 4, 5, 40].map(|failures| pause_after(failures).as_secs());
+    assert_eq!(pauses, [300, 600, 1200, 2400, 3600, 3600]);
+}
+
+#[test]
+fn a_canceled_wish_withdraws_its_request_unless_it_is_too_late() {
+    let canceled = Wish { canceled: true, ..reboot("op-1").unwrap() };
+    let canceled = Facts { device_operation: Some(canceled), ..facts() };
+    let mut journal = Journal::default();
+    settle(&mut journal, &facts(), 1);
+    settle(&mut journal, &canceled, 2);
+    assert_eq!(phase(&journal.device_operation), "canceled");
+    assert!(journal.requests().is_empty());
+    let go = drain(DrainStatus::NotSupported, Requester::Nobody);
+    let mut journal = Journal::default();
+    settle(&mut journal, &Facts { drain: go, ..facts() }, 1);
+    settle(&mut journal, &Facts { drain: go, ordered: true, ..canceled }, 2);
+    assert_eq!(phase(&journal.device_operation), "leaving");
+}
+
+#[test]
+fn a_node_that_does_not_go_down_is_given_back() {
+    let go = Facts { drain: drain(DrainStatus::NotSupported, Requester::Nobody), ..facts() };
+    let mut journal = Journal::default();
+    settle(&mut journal, &go, 0);
+    let ordered = Facts { ordered: true, ..go };
+    settle(&mut journal, &ordered, 899);
+    assert_eq!(phase(&journal.device_operation), "leaving");
+    settle(&mut journal, &ordered, 900);
+    assert_eq!(phase(&journal.device_operation), "failed");
+    assert!(journal.requests().is_empty());
+}
+
+#[test]
+fn a_journal_is_read_as_it_was_stored() {
+    let mut journal = Journal::default();
+    let facts = Facts { update: update("os-2", Image::Loaded), ..facts() };
+    settle(&mut journal, &facts, 1);
+    let stored = serde_json::to_string(&journal).unwrap();
+    assert_eq!(serde_json::from_str::<Journal>(&stored).unwrap(), journal);
+}
