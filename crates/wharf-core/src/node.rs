@@ -6,7 +6,11 @@
 //!
 //! Start reading at [`gate`], then [`requester`], which is the other side of it.
 
+pub mod apps;
+pub mod cluster_status;
 pub mod gate;
+pub mod join;
+pub mod names;
 pub mod requester;
 pub mod status;
 
