@@ -13,6 +13,9 @@ pub struct AppTrace {
     pub collect_time: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub app_info: Vec<TraceItem>,
+    /// Where the application is stuck on this node, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck: Option<String>,
     /// Why this peer has no answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errors: Option<String>,

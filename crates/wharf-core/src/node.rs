@@ -8,11 +8,16 @@
 
 pub mod apps;
 pub mod cluster_status;
+pub mod console;
 pub mod gate;
 pub mod join;
+pub mod leader;
+pub mod logs;
 pub mod names;
+pub mod passthrough;
 pub mod requester;
 pub mod status;
+pub mod tracker;
 
 #[cfg(test)]
 mod world;

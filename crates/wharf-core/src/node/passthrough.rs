@@ -1,0 +1,178 @@
+//! Ethernet ports that applications use directly: for each port a NetworkAttachmentDefinition, shared
+//! by all who use it, gone with its last user.
+//!
+//! The definitions belong to the whole cluster. Who uses one is written on it, by node and
+//! application, so that no node takes away what another one needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A native container that is given ports. Others get theirs by the hypervisor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct App {
+    pub uuid: String,
+    pub ports: Vec<String>,
+}
+
+/// A definition that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Definition {
+    pub name: String,
+    /// What its configuration says.
+    pub config: String,
+    /// `<node>/<application>`. One that carries no such list is not ours.
+    pub users: Option<BTreeSet<String>>,
+}
+
+/// All may be done twice; each is done only if the definition is still as it was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    Put {
+        name: String,
+        config: String,
+        users: BTreeSet<String>,
+    },
+    Delete {
+        name: String,
+    },
+    /// The port must be up before a container can have it.
+    LinkUp {
+        port: String,
+    },
+}
+
+/// Decides which definitions there should be. Ports that are not up are in `down`.
+pub fn decide_passthrough(
+    node: &str,
+    apps: &[App],
+    known: &[Definition],
+    down: &BTreeSet<String>,
+) -> Vec<Action> {
+    let mut wanted: BTreeMap<String, (&str, BTreeSet<String>)> = BTreeMap::new();
+    for app in apps {
+        for port in app.ports.iter().filter(|port| !port.is_empty()) {
+            let (_, users) = wanted.entry(definition_name(port)).or_insert((port, BTreeSet::new()));
+            users.insert(format!("{node}/{}", app.uuid));
+        }
+    }
+    let mut actions = Vec::new();
+    let ports: BTreeSet<&str> = wanted.values().map(|(port, _)| *port).collect();
+    let lifted = ports.into_iter().filter(|port| down.contains(*port));
+    actions.extend(lifted.map(|port| Action::LinkUp { port: port.to_owned() }));
+    let by_name: BTreeMap<&str, &Definition> =
+        known.iter().map(|one| (one.name.as_str(), one)).collect();
+    for (name, (port, users)) in &wanted {
+        actions.extend(keep(node, name, port, users, by_name.get(name.as_str()).copied()));
+    }
+    let unwanted = known.iter().filter(|one| !wanted.contains_key(&one.name));
+    actions.extend(unwanted.filter_map(|one| let_go(node, one)));
+    actions
+}
+
+fn keep(
+    node: &str,
+    name: &str,
+    port: &str,
+    users: &BTreeSet<String>,
+    known: Option<&Definition>,
+) -> Option<Action> {
+    let config = render_config(port);
+    let mut all = users.clone();
+    if let Some(known) = known {
+        // Without a list somebody else made it, and cares for it.
+        all.extend(others(node, known.users.as_ref()?));
+        if known.users.as_ref() == Some(&all) && known.config == config {
+            return None;
+        }
+    }
+    Some(Action::Put { name: name.to_owned(), config, users: all })
+}
+
+/// This node uses it no more.
+fn let_go(node: &str, known: &Definition) -> Option<Action> {
+    let users = known.users.as_ref()?;
+    let others: BTreeSet<String> = others(node, users).collect();
+    let (name, config) = (known.name.clone(), known.config.clone());
+    if others.is_empty() {
+        return Some(Action::Delete { name });
+    }
+    (others != *users).then_some(Action::Put { name, config, users: others })
+}
+
+fn others(node: &str, users: &BTreeSet<String>) -> impl Iterator<Item = String> {
+    let ours = format!("{node}/");
+    users.iter().filter(move |user| !user.starts_with(&ours)).cloned()
+}
+
+pub fn definition_name(port: &str) -> String {
+    format!("host-{}", port.to_ascii_lowercase())
+}
+
+/// What the network plugin is told.
+pub fn render_config(port: &str) -> String {
+    let plugin = serde_json::json!({ "type": "host-device", "device": port });
+    serde_json::json!({ "cniVersion": "0.3.1", "plugins": [plugin] }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn app(uuid: &str, ports: &[&str]) -> App {
+        let ports = ports.iter().map(|port| (*port).to_owned()).collect();
+        App { uuid: uuid.to_owned(), ports }
+    }
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn known(users: Option<&[&str]>) -> Definition {
+        let config = render_config("eth1");
+        Definition { name: "host-eth1".to_owned(), config, users: users.map(set) }
+    }
+
+    fn put(users: &[&str]) -> Action {
+        let (name, config) = ("host-eth1".to_owned(), render_config("eth1"));
+        Action::Put { name, config, users: set(users) }
+    }
+
+    fn decide(apps: &[App], known: &[Definition]) -> Vec<Action> {
+        decide_passthrough("n1", apps, known, &BTreeSet::new())
+    }
+
+    #[test]
+    fn a_port_has_one_definition_for_all_who_use_it_and_it_goes_with_the_last() {
+        let both = [app("a", &["eth1"]), app("b", &["eth1"])];
+        assert_eq!(decide(&both, &[]), [put(&["n1/a", "n1/b"])]);
+        assert_eq!(decide(&both, &[known(Some(&["n1/a", "n1/b"]))]), []);
+        let one = [app("b", &["eth1"])];
+        assert_eq!(decide(&one, &[known(Some(&["n1/a", "n1/b"]))]), [put(&["n1/b"])]);
+        let gone = [Action::Delete { name: "host-eth1".to_owned() }];
+        assert_eq!(decide(&[], &[known(Some(&["n1/a", "n1/b"]))]), gone);
+    }
+
+    #[test]
+    fn what_another_node_uses_stays_and_what_others_made_is_left_alone() {
+        let shared = known(Some(&["n1/a", "n2/c"]));
+        assert_eq!(decide(&[], &[shared]), [put(&["n2/c"])]);
+        assert_eq!(decide(&[], &[known(Some(&["n2/c"]))]), []);
+        let joined = decide(&[app("a", &["eth1"])], &[known(Some(&["n2/c"]))]);
+        assert_eq!(joined, [put(&["n1/a", "n2/c"])]);
+        assert_eq!(decide(&[app("a", &["eth1"])], &[known(None)]), []);
+        assert_eq!(decide(&[], &[known(None)]), []);
+        // A node whose name begins like ours is another one.
+        assert_eq!(decide(&[], &[known(Some(&["n10/c"]))]), []);
+    }
+
+    #[test]
+    fn a_definition_that_was_changed_is_put_right_and_the_link_is_lifted() {
+        let bent = Definition { config: "{}".to_owned(), ..known(Some(&["n1/a"])) };
+        let apps = [app("a", &["eth1", ""])];
+        let actions = decide_passthrough("n1", &apps, &[bent], &set(&["eth1", "eth9"]));
+        assert_eq!(actions, [Action::LinkUp { port: "eth1".to_owned() }, put(&["n1/a"])]);
+        let config: serde_json::Value = serde_json::from_str(&render_config("eth1")).unwrap();
+        assert_eq!(config["cniVersion"], "0.3.1");
+        assert_eq!(config["plugins"][0]["type"], "host-device");
+        assert_eq!(config["plugins"][0]["device"], "eth1");
+    }
+}
