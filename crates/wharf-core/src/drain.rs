@@ -198,7 +198,8 @@ impl<'a> Drain<'a> {
             }
         }
         if let Some(failure) = self.hopeless(&report) {
-            let undo = vec![Action::Uncordon];
+            let keeps = self.policy.keep_cordon;
+            let undo = if keeps { Vec::new() } else { vec![Action::Uncordon] };
             return Decision::end(Verdict::Failed(failure), undo, self.now, report);
         }
         self.go_on(actions, report)
@@ -275,6 +276,13 @@ impl<'a> Drain<'a> {
         let refused = named(&refused);
         if !refused.is_empty() {
             return Some(Failure::Refused { waiting: refused });
+        }
+        let limit = self.policy.errors.unwrap_or(u32::MAX).max(1);
+        let broken =
+            |seen: &Seen<'_>| seen.pod.last_try.as_ref().is_some_and(|last| last.failures >= limit);
+        let broken = named(&broken);
+        if !broken.is_empty() {
+            return Some(Failure::Broken { waiting: broken });
         }
         self.is_late().then(|| Failure::Deadline { waiting: report.waiting.clone() })
     }

@@ -127,7 +127,8 @@ pub(super) fn look<'a>(snapshot: &'a Snapshot, now: Timestamp, policy: &Policy) 
             bound_by_budgets: protected && !laddered,
         }
     };
-    let mut all: Vec<Seen<'a>> = snapshot.pods.iter().map(see).collect();
+    let seen = snapshot.pods.iter().filter(|pod| !policy.spares(pod));
+    let mut all: Vec<Seen<'a>> = seen.map(see).collect();
     all.sort_by_key(|seen| seen.rank);
     all
 }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::{PodFacts, Snapshot};
-use crate::selector::{Labels, Selector};
+use crate::selector::{Labels, Operator, Requirement, Selector};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -21,10 +21,17 @@ pub struct Policy {
     /// The namespaces whose pods leave by eviction alone, by their labels; `None` is all. Elsewhere
     /// a pod whose eviction is refused is deleted.
     pub protected: Option<Selector>,
+    /// Pods that stay, by their labels, as if they were not there.
+    pub spared: Option<Selector>,
     /// A refused eviction is tried again after this time.
     pub retry: Duration,
     /// After so many refusals of one pod the drain is given up; `None`: only at the deadline.
     pub attempts: Option<u32>,
+    /// After so many errors in a row that are no refusals the drain breaks off; `None`: only at the
+    /// deadline.
+    pub errors: Option<u32>,
+    /// A drain that is given up leaves its cordon, for whoever tries again.
+    pub keep_cordon: bool,
     /// So many evictions are asked for before the facts are looked at again.
     pub parallel: usize,
     pub sequence: Sequence,
@@ -52,6 +59,19 @@ pub const PARALLEL: usize = 16;
 /// the kubelet is over by then.
 const LOST_AFTER: Duration = Duration::from_secs(40);
 
+/// What serves the volumes of the other pods on the node, by its label `app`: it goes down with the
+/// node, not before them.
+const STORAGE_APPS: [&str; 5] = [
+    "csi-attacher",
+    "csi-provisioner",
+    "longhorn-admission-webhook",
+    "longhorn-conversion-webhook",
+    "longhorn-driver-deployer",
+];
+/// With the pauses between them some fifteen seconds: more than a moment, so that another try is
+/// better made later.
+const ERRORS: u32 = 5;
+
 impl Policy {
     /// For the removal of a node; the drain action begins with it too, see `DrainOptions::policy`.
     pub fn removal(owner: &str, deadline: Timestamp) -> Self {
@@ -62,8 +82,11 @@ impl Policy {
             jobs: Jobs::Wait,
             job_pods: None,
             protected: None,
+            spared: None,
             retry: RETRY,
             attempts: None,
+            errors: None,
+            keep_cordon: false,
             parallel: PARALLEL,
             sequence: Sequence::default(),
             ladder: None,
@@ -75,7 +98,24 @@ impl Policy {
 
     /// For the node agent before a reboot or an update: it may take a day, but it goes on.
     pub fn gate(owner: &str, deadline: Timestamp) -> Self {
-        Self { order: Order::CordonFirst, jobs: Jobs::Evict, ..Self::removal(owner, deadline) }
+        let storage = Requirement {
+            key: "app".to_owned(),
+            operator: Operator::In,
+            values: STORAGE_APPS.map(str::to_owned).into(),
+        };
+        let spared = Selector { match_expressions: vec![storage], ..Selector::default() };
+        Self {
+            order: Order::CordonFirst,
+            jobs: Jobs::Evict,
+            spared: Some(spared),
+            errors: Some(ERRORS),
+            keep_cordon: true,
+            ..Self::removal(owner, deadline)
+        }
+    }
+
+    pub(super) fn spares(&self, pod: &PodFacts) -> bool {
+        self.spared.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
     }
 
     pub(super) fn is_protected(&self, snapshot: &Snapshot, pod: &PodFacts) -> bool {

@@ -172,6 +172,8 @@ pub enum Failure {
     Jobs { waiting: Vec<Waiting> },
     #[error("evictions were refused too often: {}", sentences(waiting))]
     Refused { waiting: Vec<Waiting> },
+    #[error("evictions failed too often: {}", sentences(waiting))]
+    Broken { waiting: Vec<Waiting> },
     #[error("somebody made the node schedulable again")]
     UncordonedByAPerson,
 }
@@ -182,7 +184,8 @@ impl Failure {
         match self {
             Failure::Deadline { waiting }
             | Failure::Jobs { waiting }
-            | Failure::Refused { waiting } => waiting,
+            | Failure::Refused { waiting }
+            | Failure::Broken { waiting } => waiting,
             Failure::UncordonedByAPerson => &[],
         }
     }

@@ -343,3 +343,28 @@ fn carry_out(snapshot: &mut Snapshot, action: &Action, now: Timestamp, frees_up:
         }
     }
 }
+
+#[test]
+fn the_gate_spares_what_serves_volumes_breaks_off_on_errors_and_keeps_its_cordon() {
+    let gate = Policy::gate(OWNER, at(100));
+    let storage = PodFacts {
+        labels: [("app".to_owned(), "csi-attacher".to_owned())].into(),
+        ..pod("csi-attacher-0")
+    };
+    let cordoned_now = |pods| Snapshot { empty_since: Some(at(9)), ..cordoned(pods) };
+    assert_eq!(line_by(&cordoned_now(vec![storage.clone()]), 10, &gate), "done | ");
+    assert_eq!(line(&cordoned_now(vec![storage]), 10), "going | evict csi-attacher-0");
+
+    let failed = |times: u32| {
+        let answer = Answer::Failed { message: "500".to_owned() };
+        let last_try = Try { failures: times, ..Try::after(None, at(9), answer) };
+        cordoned(vec![PodFacts { last_try: Some(last_try), ..pod("a") }])
+    };
+    assert_eq!(line_by(&failed(4), 10, &gate), "going | ");
+    let broken = "failed: evictions failed too often: pod default/a could not be evicted: 500 | ";
+    assert_eq!(line_by(&failed(5), 10, &gate), broken);
+    assert_eq!(line(&failed(5), 10), "going | ", "others wait for their deadline");
+
+    let late = line_by(&cordoned(vec![tried("db-0", 99, refused())]), 100, &gate);
+    assert!(late.starts_with("failed: the deadline passed") && late.ends_with(" | "), "{late}");
+}

@@ -7,8 +7,8 @@
 //! **Guarantee:** a cordon that somebody else made is neither used up nor taken back. Our own does
 //! not outlive the request: it goes when the request is withdrawn, or when the node has come back.
 //!
-//! **Assumption:** after each change of the record the gate decides again at once, so that every
-//! state is published on its way.
+//! **Assumption:** the agent decides once it has read all its files, and decides again at once after
+//! each change of the record, so that every state is published on its way.
 //!
 //! Start reading at [`decide_gate`]; what comes of effects goes back by [`apply`].
 
@@ -27,7 +27,7 @@ use super::status::{DrainStatus, Requester};
 use crate::drain::{Cordon, NodeFacts};
 
 pub use apply::{Outcome, apply};
-pub use record::{End, How, Phase, Record, Request, Requests, Turn};
+pub use record::{End, How, Pause, Phase, Record, Request, Requests, Starting, Turn};
 pub use report::{Published, Wait, completion_line, is_waiting_for_drain};
 
 /// Who cordons for the gate, as it is written on the Node.
@@ -149,7 +149,7 @@ pub enum Effect {
 pub fn decide_gate(record: &Record, facts: &Facts, now: Timestamp, policy: &Policy) -> Decision {
     let gate = Gate { record, facts, now, policy };
     if record.boot_id != facts.boot_id {
-        return gate.change(Record::new(&facts.boot_id));
+        return gate.begin_boot();
     }
     if record.awaits_ready && gate.is_ready() {
         return gate.change(Record { awaits_ready: false, ..record.clone() });
@@ -163,19 +163,10 @@ pub fn decide_gate(record: &Record, facts: &Facts, now: Timestamp, policy: &Poli
     match &record.phase {
         Phase::Idle => gate.decide_idle(),
         _ if !record.phase.is_end() && facts.requests.is_empty() => gate.give_back(),
-        Phase::Requested { since } => gate.move_to(Phase::Starting {
-            since: *since,
-            tries: 0,
-            last_try: None,
-            silent: Duration::ZERO,
-            looked: now,
-            reason: String::new(),
-        }),
-        Phase::Starting { .. } => gate.decide_starting(),
+        Phase::Requested { since } => gate.move_to(Phase::Starting(Starting::new(*since, now))),
+        Phase::Starting(starting) => gate.decide_starting(starting),
         Phase::Draining { begun, .. } => gate.decide_draining(*begun),
-        Phase::Pausing { begun, attempt, since, .. } => {
-            gate.decide_pausing(*begun, *attempt, *since)
-        }
+        Phase::Pausing(pause) => gate.decide_pausing(pause),
         Phase::Failed { end, .. } => gate.decide_failed(end),
         Phase::Complete { end, how } => gate.decide_complete(end, *how),
     }
@@ -190,6 +181,13 @@ struct Gate<'a> {
 }
 
 impl Gate<'_> {
+    /// What a person forced was about the boot before; forgotten, it would open the gate for ever.
+    fn begin_boot(&self) -> Decision {
+        let forced = self.facts.force.map(|_| Effect::RemoveForceFile);
+        let decision = self.change(Record::new(&self.facts.boot_id));
+        Decision { effects: forced.into_iter().collect(), ..decision }
+    }
+
     fn decide_idle(&self) -> Decision {
         if self.facts.force.is_some() {
             return self.rest(self.leftover_cordon(), Some(Wait::Forced));
@@ -214,62 +212,60 @@ impl Gate<'_> {
         effects
     }
 
-    fn decide_starting(&self) -> Decision {
-        let Phase::Starting { since, tries, last_try, silent, looked, reason } = &self.record.phase
-        else {
-            return self.rest(Vec::new(), None);
-        };
+    fn decide_starting(&self, starting: &Starting) -> Decision {
         if let Api::Silent(why) = &self.facts.api {
-            return self.wait_for_api(*silent, *looked, why);
+            return self.wait_for_api(starting, why);
         }
-        if *silent > Duration::ZERO {
-            let mut record = self.record.clone();
-            record.forget_silence(self.now);
-            return self.change(record);
+        if !starting.silent.is_zero() {
+            let (silent, looked) = (Duration::ZERO, self.now);
+            return self.move_to(Phase::Starting(Starting { silent, looked, ..starting.clone() }));
         }
         if self.has_our_cordon() {
             return self.move_to(Phase::Draining { begun: self.now, attempt: 1 });
         }
+        let fail = |reason: &str| {
+            self.move_to(Phase::failed_cordon(reason, &self.facts.requests, self.now))
+        };
         if let Some(other) = self.cordon() {
-            if is_over(*since, self.policy.drain_timeout, self.now) {
-                let reason = format!("the node is cordoned by {}", other.owner);
-                return self.move_to(Phase::failed_cordon(&reason, &self.facts.requests, self.now));
-            }
-            return self.rest(Vec::new(), Some(Wait::CordonedBy(other.owner.clone())));
+            let wait = Wait::CordonedBy(other.owner.clone());
+            let late = is_over(starting.since, self.policy.drain_timeout, self.now);
+            return if late { fail(&wait.to_string()) } else { self.rest(Vec::new(), Some(wait)) };
         }
-        if *tries >= self.policy.cordon_tries {
-            return self.move_to(Phase::failed_cordon(reason, &self.facts.requests, self.now));
+        if starting.tries >= self.policy.cordon_tries {
+            return fail(&starting.reason);
         }
-        let due = last_try.is_none_or(|last| is_over(last, self.policy.cordon_retry, self.now));
         if self.facts.worker != Worker::Idle {
             return self.rest(Vec::new(), Some(Wait::Cordon));
         }
-        if due {
-            return self.rest(vec![Effect::Cordon], Some(Wait::Cordon));
+        let retry = self.policy.cordon_retry;
+        match starting.last_try.filter(|last| !is_over(*last, retry, self.now)) {
+            None => self.rest(vec![Effect::Cordon], Some(Wait::Cordon)),
+            Some(last) => {
+                let (tries, reason) = (starting.tries, starting.reason.clone());
+                let decision = self.rest(Vec::new(), Some(Wait::CordonRetry { tries, reason }));
+                self.wake(decision, later(last, retry))
+            }
         }
-        let next = later(last_try.unwrap_or(self.now), self.policy.cordon_retry);
-        let wait = Wait::CordonRetry { tries: *tries, reason: reason.clone() };
-        self.wake(self.rest(Vec::new(), Some(wait)), next)
     }
 
     /// The silence is added up look by look, so that neither a clock that jumps nor a time in which
     /// nobody looked counts as silence.
-    fn wait_for_api(&self, silent: Duration, looked: Timestamp, why: &str) -> Decision {
+    fn wait_for_api(&self, starting: &Starting, why: &str) -> Decision {
         let wait = |silent| Wait::Api { silent, of: self.policy.api_skip, why: why.to_owned() };
+        let Starting { silent, looked, .. } = *starting;
         if !is_over(looked, LOOK_AGAIN, self.now) {
             return self.wake(self.rest(Vec::new(), Some(wait(silent))), later(looked, LOOK_AGAIN));
         }
         let passed = Duration::try_from(self.now.duration_since(looked)).unwrap_or(Duration::ZERO);
-        let total = silent.saturating_add(passed.min(LOOK_AGAIN.saturating_mul(2)));
-        if total >= self.policy.api_skip {
+        let silent = silent.saturating_add(passed.min(LOOK_AGAIN.saturating_mul(2)));
+        if silent >= self.policy.api_skip {
             let reason = format!("the cluster does not answer, so the node is not drained: {why}");
             let turn = Turn::first(&self.facts.requests, self.now);
             let end = End { at: self.now, turn, reason };
             return self.move_to(Phase::Complete { end, how: How::Skipped });
         }
-        let mut record = self.record.clone();
-        record.note_silence(total, self.now);
-        Decision { wait: Some(wait(total)), ..self.change(record) }
+        let noted = Starting { silent, looked: self.now, ..starting.clone() };
+        Decision { wait: Some(wait(silent)), ..self.move_to(Phase::Starting(noted)) }
     }
 
     fn decide_draining(&self, begun: Timestamp) -> Decision {
@@ -284,17 +280,14 @@ impl Gate<'_> {
         }
     }
 
-    fn decide_pausing(&self, begun: Timestamp, attempt: u32, since: Timestamp) -> Decision {
+    fn decide_pausing(&self, pause: &Pause) -> Decision {
+        let Pause { begun, attempt, since, .. } = *pause;
         if is_over(since, self.policy.drain_retry, self.now) {
             return self.move_to(Phase::Draining { begun, attempt: attempt.saturating_add(1) });
         }
-        let Phase::Pausing { reason, .. } = &self.record.phase else {
-            return self.rest(Vec::new(), None);
-        };
-        let next = later(since, self.policy.drain_retry);
-        let tries = self.policy.drain_tries;
-        let wait = Wait::DrainRetry { attempt, tries, reason: reason.clone() };
-        self.wake(self.rest(Vec::new(), Some(wait)), next)
+        let (tries, reason) = (self.policy.drain_tries, pause.reason.clone());
+        let decision = self.rest(Vec::new(), Some(Wait::DrainRetry { attempt, tries, reason }));
+        self.wake(decision, later(since, self.policy.drain_retry))
     }
 
     fn decide_failed(&self, end: &End) -> Decision {

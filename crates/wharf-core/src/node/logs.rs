@@ -89,20 +89,17 @@ impl Cursors {
             previous,
             restarts,
         };
-        let Some(cursor) = self.streams.get(&container.stream) else {
-            let before = container.restarts.checked_sub(1).map(|last| read(None, true, last));
-            return before.into_iter().chain([read(None, false, container.restarts)]).collect();
-        };
-        match container.restarts.checked_sub(cursor.restarts) {
-            Some(0) => vec![read(cursor.time, false, container.restarts)],
-            Some(1) => vec![
-                read(cursor.time, true, cursor.restarts),
-                read(None, false, container.restarts),
-            ],
-            // It was started several times since, or counts from the beginning again.
+        let now = container.restarts;
+        let cursor = self.streams.get(&container.stream);
+        match cursor.and_then(|cursor| Some((cursor, now.checked_sub(cursor.restarts)?))) {
+            Some((cursor, 0)) => vec![read(cursor.time, false, now)],
+            Some((cursor, 1)) => {
+                vec![read(cursor.time, true, cursor.restarts), read(None, false, now)]
+            }
+            // It is new, was started several times since, or counts from the beginning again.
             Some(_) | None => {
-                let before = container.restarts.checked_sub(1).map(|last| read(None, true, last));
-                before.into_iter().chain([read(None, false, container.restarts)]).collect()
+                let before = now.checked_sub(1).map(|last| read(None, true, last));
+                before.into_iter().chain([read(None, false, now)]).collect()
             }
         }
     }

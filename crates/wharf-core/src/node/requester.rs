@@ -23,7 +23,7 @@ use jiff::Timestamp;
 
 use super::{
     gate::{Published, Requests, is_over, later},
-    status::{DrainStatus, Requester},
+    status::{DrainStatus, Requester, SwState},
 };
 
 pub use journal::{Job, Journal, Kind, Phase};
@@ -64,14 +64,14 @@ pub fn answer(status: DrainStatus) -> Answer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     pub boot_id: String,
-    /// The last device operation that was wanted, as long as it is.
+    /// The last device operation that was wanted; `None` when none is known, which cancels nothing.
     pub device_operation: Option<Wish>,
     pub update: Option<UpdateWish>,
     /// What the gate publishes, or the force file.
     pub drain: Published,
     /// This process is running the update's command.
     pub commanding: bool,
-    /// This process has told the node to go down.
+    /// This process has told the node to go down, and nothing speaks against its doing so.
     pub ordered: bool,
 }
 
@@ -169,6 +169,30 @@ pub fn apply(journal: &mut Journal, outcome: Outcome, now: Timestamp) -> bool {
             leaving && job.fail(&reason, now)
         }),
     }
+}
+
+/// What is said of a base OS that is wanted: its state, and whether the node runs it.
+pub fn base_os_state(image: &Image, job: Option<&Job>) -> (SwState, bool) {
+    match job.map(|job| &job.phase) {
+        Some(Phase::Done { .. }) => return (SwState::Installed, true),
+        Some(Phase::Leaving { .. }) => return (SwState::Installed, false),
+        Some(
+            Phase::Preparing { .. }
+            | Phase::Deferred { .. }
+            | Phase::Commanding { .. }
+            | Phase::Failed { .. }
+            | Phase::Canceled { .. },
+        )
+        | None => {}
+    }
+    let state = match image {
+        Image::Fetching => SwState::Downloading,
+        Image::Loading => SwState::Loading,
+        Image::Loaded => SwState::Loaded,
+        Image::Installed => SwState::Installed,
+        Image::Failed(_) => SwState::Failed,
+    };
+    (state, false)
 }
 
 struct Look<'a> {

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::{
     Policy,
-    record::{End, How, Phase, Record, Requests, Turn},
+    record::{End, How, Pause, Phase, Record, Requests, Starting, Turn},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +29,10 @@ pub fn apply(
     now: Timestamp,
     policy: &Policy,
 ) -> bool {
-    let next = match (&mut record.phase, outcome) {
-        (Phase::Starting { tries, last_try, reason, .. }, Outcome::CordonFailed(why)) => {
-            (*tries, *last_try, *reason) = (tries.saturating_add(1), Some(now), why);
-            return true;
+    let next = match (&record.phase, outcome) {
+        (Phase::Starting(starting), Outcome::CordonFailed(reason)) => {
+            let tries = starting.tries.saturating_add(1);
+            Phase::Starting(Starting { tries, last_try: Some(now), reason, ..starting.clone() })
         }
         (Phase::Draining { begun, .. }, Outcome::Drained) => {
             let took = Duration::try_from(now.duration_since(*begun)).unwrap_or(Duration::ZERO);
@@ -46,7 +46,7 @@ pub fn apply(
             Phase::failed_drain(&why, asked, now)
         }
         (Phase::Draining { begun, attempt }, Outcome::DrainBroken(reason)) => {
-            Phase::Pausing { begun: *begun, attempt: *attempt, since: now, reason }
+            Phase::Pausing(Pause { begun: *begun, attempt: *attempt, since: now, reason })
         }
         (Phase::Draining { .. }, Outcome::DrainGivenUp(why)) => {
             Phase::failed_drain(&why, asked, now)
@@ -54,9 +54,9 @@ pub fn apply(
         (
             Phase::Idle
             | Phase::Requested { .. }
-            | Phase::Starting { .. }
+            | Phase::Starting(_)
             | Phase::Draining { .. }
-            | Phase::Pausing { .. }
+            | Phase::Pausing(_)
             | Phase::Failed { .. }
             | Phase::Complete { .. },
             Outcome::CordonFailed(_)

@@ -23,16 +23,6 @@ impl Record {
     pub fn new(boot_id: &str) -> Self {
         Self { boot_id: boot_id.to_owned(), awaits_ready: true, phase: Phase::Idle }
     }
-
-    pub(super) fn note_silence(&mut self, total: Duration, now: Timestamp) {
-        if let Phase::Starting { silent, looked, .. } = &mut self.phase {
-            (*silent, *looked) = (total, now);
-        }
-    }
-
-    pub(super) fn forget_silence(&mut self, now: Timestamp) {
-        self.note_silence(Duration::ZERO, now);
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,16 +34,7 @@ pub enum Phase {
         since: Timestamp,
     },
     /// The node is being cordoned.
-    Starting {
-        since: Timestamp,
-        /// So many tries have failed, the last one at this time and for this reason.
-        tries: u32,
-        last_try: Option<Timestamp>,
-        /// For so long the cluster has not answered, up to this look.
-        silent: Duration,
-        looked: Timestamp,
-        reason: String,
-    },
+    Starting(Starting),
     /// The node is being emptied.
     Draining {
         /// The first try.
@@ -61,13 +42,8 @@ pub enum Phase {
         /// From 1.
         attempt: u32,
     },
-    /// The try with this number has failed; the next one comes later.
-    Pausing {
-        begun: Timestamp,
-        attempt: u32,
-        since: Timestamp,
-        reason: String,
-    },
+    /// A try has failed; the next one comes later.
+    Pausing(Pause),
     Failed {
         cordoned: bool,
         end: End,
@@ -77,6 +53,35 @@ pub enum Phase {
         end: End,
         how: How,
     },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Starting {
+    pub since: Timestamp,
+    /// So many tries have failed, the last one at this time and for this reason.
+    pub tries: u32,
+    pub last_try: Option<Timestamp>,
+    pub reason: String,
+    /// For so long the cluster has not answered, up to this look.
+    pub silent: Duration,
+    pub looked: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// The first try.
+    pub begun: Timestamp,
+    /// The one that has failed.
+    pub attempt: u32,
+    pub since: Timestamp,
+    pub reason: String,
+}
+
+impl Starting {
+    pub(super) fn new(since: Timestamp, now: Timestamp) -> Self {
+        let (tries, last_try, reason) = (0, None, String::new());
+        Self { since, tries, last_try, reason, silent: Duration::ZERO, looked: now }
+    }
 }
 
 /// Why the node may be taken out of service.
@@ -211,9 +216,9 @@ impl Phase {
             Phase::Failed { .. } | Phase::Complete { .. } => true,
             Phase::Idle
             | Phase::Requested { .. }
-            | Phase::Starting { .. }
+            | Phase::Starting(_)
             | Phase::Draining { .. }
-            | Phase::Pausing { .. } => false,
+            | Phase::Pausing(_) => false,
         }
     }
 
@@ -230,9 +235,9 @@ impl Phase {
         match self {
             Phase::Idle => DrainStatus::NotRequested,
             Phase::Requested { .. } => DrainStatus::Requested,
-            Phase::Starting { .. } => DrainStatus::Starting,
+            Phase::Starting(_) => DrainStatus::Starting,
             Phase::Draining { attempt: 0 | 1, .. } => DrainStatus::Cordoned,
-            Phase::Draining { .. } | Phase::Pausing { .. } => DrainStatus::DrainRetrying,
+            Phase::Draining { .. } | Phase::Pausing(_) => DrainStatus::DrainRetrying,
             Phase::Failed { cordoned: false, .. } => DrainStatus::FailedCordon,
             Phase::Failed { cordoned: true, .. } => DrainStatus::FailedDrain,
             Phase::Complete { .. } => DrainStatus::Complete,

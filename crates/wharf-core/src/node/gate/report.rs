@@ -18,9 +18,9 @@ impl Published {
             Phase::Failed { end, .. } | Phase::Complete { end, .. } => end.turn.requester,
             Phase::Idle => Requester::Nobody,
             Phase::Requested { .. }
-            | Phase::Starting { .. }
+            | Phase::Starting(_)
             | Phase::Draining { .. }
-            | Phase::Pausing { .. } => facts.requests.first(),
+            | Phase::Pausing(_) => facts.requests.first(),
         };
         // One that completes is taken into the record.
         if let Some(forced) = facts.force.filter(|one| one.status != DrainStatus::Complete) {

@@ -46,14 +46,9 @@ fn record(phase: Phase) -> Record {
 }
 
 fn starting(tries: u32, last_try: Option<i64>) -> Phase {
-    Phase::Starting {
-        since: at(0),
-        tries,
-        last_try: last_try.map(at),
-        silent: Duration::ZERO,
-        looked: at(0),
-        reason: "conflict".to_owned(),
-    }
+    let reason = "conflict".to_owned();
+    let last_try = last_try.map(at);
+    Phase::Starting(Starting { tries, last_try, reason, ..Starting::new(at(0), at(0)) })
 }
 
 fn draining(attempt: u32) -> Phase {
@@ -61,7 +56,7 @@ fn draining(attempt: u32) -> Phase {
 }
 
 fn pausing(attempt: u32) -> Phase {
-    Phase::Pausing { begun: at(0), attempt, since: at(0), reason: "500".to_owned() }
+    Phase::Pausing(Pause { begun: at(0), attempt, since: at(0), reason: "500".to_owned() })
 }
 
 fn complete(how: How) -> Phase {
@@ -202,6 +197,14 @@ fn in_every_state_another_boot_begins_anew_and_lifts_our_cordon_once_the_node_is
             assert_eq!(words(&seen), "NOTREQUESTED/1", "{name}");
         }
     }
+}
+
+#[test]
+fn what_was_forced_before_a_boot_does_not_hold_after_it() {
+    let forced = Forced { status: DrainStatus::NotSupported, requested_by: Requester::Nobody };
+    let booted = Facts { boot_id: "boot-2".to_owned(), force: Some(forced), ..facts() };
+    let decision = decide_gate(&record(Phase::Idle), &booted, at(1), &Policy::default());
+    assert_eq!(decision.effects, [Effect::RemoveForceFile]);
 }
 
 #[test]

@@ -126,7 +126,15 @@ impl Journal {
             }
             // It cannot be called back; the next one comes after it.
             Some(job) if !job.is_waiting() && !job.is_over() => Some(job),
-            slot if canceled || self.past.iter().any(|past| past == id) => slot,
+            slot if self.past.iter().any(|past| past == id) => slot,
+            // The one that was to take its place is gone, and it is not wanted any more either.
+            Some(mut job) if canceled => {
+                if job.is_waiting() {
+                    job.phase = Phase::Canceled { at: now };
+                }
+                Some(job)
+            }
+            None if canceled => None,
             slot => {
                 // The drain that is under way serves the new one too.
                 let request = slot.as_ref().and_then(Job::asked_at);

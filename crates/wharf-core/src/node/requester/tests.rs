@@ -261,6 +261,40 @@ fn a_canceled_wish_withdraws_its_request_unless_it_is_too_late() {
 }
 
 #[test]
+fn a_wish_that_was_replaced_by_a_canceled_one_is_not_wanted_either() {
+    let mut journal = Journal::default();
+    settle(&mut journal, &facts(), 1);
+    let canceled = Wish { canceled: true, ..reboot("op-2").unwrap() };
+    settle(&mut journal, &Facts { device_operation: Some(canceled), ..facts() }, 2);
+    assert_eq!(phase(&journal.device_operation), "canceled");
+    // Not knowing what is wanted is another thing.
+    let mut journal = Journal::default();
+    settle(&mut journal, &facts(), 1);
+    settle(&mut journal, &Facts { device_operation: None, ..facts() }, 2);
+    assert_eq!(phase(&journal.device_operation), "asking");
+}
+
+#[test]
+fn a_base_os_is_installed_once_its_command_is_through_and_active_after_the_boot() {
+    let facts = Facts {
+        device_operation: None,
+        update: update("os-2", Image::Loaded),
+        drain: drain(DrainStatus::NotSupported, Requester::Nobody),
+        ..facts()
+    };
+    let mut journal = Journal::default();
+    let state = |journal: &Journal| base_os_state(&Image::Loaded, journal.update.as_ref());
+    assert_eq!(state(&journal), (SwState::Loaded, false));
+    settle(&mut journal, &facts, 1);
+    assert_eq!(state(&journal), (SwState::Loaded, false));
+    apply(&mut journal, Outcome::Commanded, at(2));
+    assert_eq!(state(&journal), (SwState::Installed, false));
+    settle(&mut journal, &Facts { boot_id: "boot-2".to_owned(), ..facts }, 3);
+    assert_eq!(state(&journal), (SwState::Installed, true));
+    assert_eq!(base_os_state(&Image::Loading, None), (SwState::Loading, false));
+}
+
+#[test]
 fn a_node_that_does_not_go_down_is_given_back() {
     let go = Facts { drain: drain(DrainStatus::NotSupported, Requester::Nobody), ..facts() };
     let mut journal = Journal::default();

@@ -184,7 +184,7 @@ fn what_is_missing_keeps_its_place_and_its_key_and_says_why() {
     assert_eq!(items.len(), 18);
     let there: Vec<_> = items.iter().filter(|item| item.exists).map(|item| &item.key).collect();
     assert_eq!(there, [CLUSTER[2], CLUSTER[3], "zedagent-AppInstanceConfig-0b1a2"]);
-    assert!(items.iter().all(|item| item.exists != !item.errors.is_empty()));
+    assert!(items.iter().all(|item| item.exists == item.errors.is_empty()));
     assert_eq!(items[0].key, CLUSTER[0]);
     assert_eq!(items[8].errors, "no agent on this node publishes it");
     assert_eq!(items[13].errors, "it cannot be read: it is no JSON object");
@@ -219,7 +219,8 @@ fn the_first_thing_that_is_wrong_is_named() {
         });
         find_stuck(&facts).map(|stuck| format!("{}: {}", stuck.key, stuck.reason))
     };
-    let rows: [(fn(&mut App), &str); 9] = [
+    type Change = fn(&mut App);
+    let rows: [(Change, &str); 9] = [
         (|_| (), "zedkube-ENClusterAppStatus-0b1a2: it has no pod in the cluster"),
         (|app| app.errors.push(text("bad image")), "zedagent-AppInstanceConfig-0b1a2: bad image"),
         (
