@@ -271,9 +271,7 @@ impl Gate<'_> {
     fn decide_draining(&self, begun: Timestamp) -> Decision {
         let deadline = later(begun, self.policy.drain_timeout);
         match self.facts.worker {
-            Worker::Draining => {
-                self.wake(self.rest(Vec::new(), Some(Wait::Drain)), self.now.max(deadline))
-            }
+            Worker::Draining => self.rest(Vec::new(), Some(Wait::Drain)),
             Worker::Idle | Worker::Cordoning => {
                 self.rest(vec![Effect::Drain { deadline }], Some(Wait::Drain))
             }
@@ -396,8 +394,10 @@ impl Gate<'_> {
 
     fn rest(&self, effects: Vec<Effect>, wait: Option<Wait>) -> Decision {
         let publish = Published::of(&self.record.phase, self.facts);
+        // What was begun is to be seen, and is begun again where it is not.
+        let unseen = !effects.is_empty();
         let looks = matches!(wait, Some(Wait::Guard(_) | Wait::CordonedBy(_)));
-        let wake_at = looks.then(|| later(self.now, LOOK_AGAIN));
+        let wake_at = (unseen || looks).then(|| later(self.now, LOOK_AGAIN));
         Decision { record: None, publish, effects, wait, wake_at }
     }
 

@@ -408,7 +408,10 @@ fn a_failed_drain_that_nobody_asks_for_again_gives_the_node_back_after_a_while()
     let failed = Phase::failed_drain("500", &facts().requests, at(0));
     let nobody = Facts { requests: Requests::default(), node: node(Some(CORDON_OWNER)), ..facts() };
     assert_eq!(settle(&failed, &nobody, 599).0, "FAILEDDRAIN/2");
-    assert_eq!(settle(&failed, &nobody, 600).0, "FAILEDDRAIN/2 uncordon");
+    let (rest, record) = settle(&failed, &nobody, 600);
+    assert_eq!(rest, "FAILEDDRAIN/2 uncordon");
+    let decision = decide_gate(&record, &nobody, at(600), &Policy::default());
+    assert_eq!(decision.wake_at, Some(at(605)), "until it is seen to be gone");
 }
 
 #[test]
