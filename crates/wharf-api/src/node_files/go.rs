@@ -142,7 +142,6 @@ pub struct IpPrefix {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct PrefixFields {
     #[serde(rename = "IP")]
     address: IpAddr,

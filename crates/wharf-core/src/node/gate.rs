@@ -28,7 +28,7 @@ use crate::drain::{Cordon, NodeFacts};
 
 pub use apply::{Outcome, apply};
 pub use record::{End, How, Pause, Phase, Record, Request, Requests, Starting, Turn};
-pub use report::{Published, Wait, completion_line, is_waiting_for_drain};
+pub use report::{Published, Wait, completion_line, is_waiting_for_drain, name_blockers};
 
 /// Who cordons for the gate, as it is written on the Node.
 pub const CORDON_OWNER: &str = "agent";
@@ -91,6 +91,19 @@ pub struct Forced {
     pub requested_by: Requester,
 }
 
+/// The names of the force file; people were told of both, and the first counts.
+pub const FORCE_FILES: [&str; 2] =
+    ["force-NodeDrainStatus-global.json", "kubeforce-NodeDrainStatus-global.json"];
+
+/// What the force files say, by their numbers: status and requester. One whose numbers mean nothing
+/// is passed over.
+pub fn choose_force(files: [Option<(u8, u8)>; FORCE_FILES.len()]) -> Option<Forced> {
+    files.into_iter().flatten().find_map(|(status, requester)| {
+        let status = DrainStatus::from_number(status)?;
+        Some(Forced { status, requested_by: Requester::from_number(requester)? })
+    })
+}
+
 /// What the cluster's disruption guard says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Guard {
@@ -141,7 +154,7 @@ pub enum Effect {
     StopDrain,
     /// Take our own cordon back, and only that.
     Uncordon,
-    /// It has done what it was for.
+    /// Under both names: it has done what it was for.
     RemoveForceFile,
 }
 

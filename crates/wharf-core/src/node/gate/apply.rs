@@ -10,6 +10,7 @@ use super::{
     Policy,
     record::{End, How, Pause, Phase, Record, Requests, Starting, Turn},
 };
+use crate::drain::Failure;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -19,6 +20,19 @@ pub enum Outcome {
     DrainBroken(String),
     /// The drain was given up for good: its time is over, or a person took the cordon away.
     DrainGivenUp(String),
+}
+
+impl From<&Failure> for Outcome {
+    /// How the drain engine gave up.
+    fn from(failure: &Failure) -> Self {
+        match failure {
+            Failure::Broken { .. } => Outcome::DrainBroken(failure.to_string()),
+            Failure::Deadline { .. }
+            | Failure::Jobs { .. }
+            | Failure::Refused { .. }
+            | Failure::UncordonedByAPerson => Outcome::DrainGivenUp(failure.to_string()),
+        }
+    }
 }
 
 /// Applies an outcome; whether the record has changed.

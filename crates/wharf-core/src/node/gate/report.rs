@@ -3,7 +3,10 @@
 use std::{fmt, time::Duration};
 
 use super::{Facts, record::Phase};
-use crate::node::status::{DrainStatus, Requester};
+use crate::{
+    drain::Report,
+    node::status::{DrainStatus, Requester},
+};
 
 /// What the status file says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +51,15 @@ pub fn is_waiting_for_drain(before: bool, seen: Published) -> bool {
         | DrainStatus::DrainRetrying
         | DrainStatus::FailedDrain => true,
     }
+}
+
+/// So many are named in the status; the drain's own report has them all.
+const BLOCKERS: usize = 5;
+
+/// The pods that keep the node from being empty, with their budgets, a sentence each.
+pub fn name_blockers(report: &Report) -> Vec<String> {
+    let blocking = report.waiting.iter().filter(|waiting| waiting.blocks());
+    blocking.take(BLOCKERS).map(ToString::to_string).collect()
 }
 
 /// How long a drain took, as a line that people search the log for.

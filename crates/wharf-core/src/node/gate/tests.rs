@@ -200,6 +200,37 @@ fn in_every_state_another_boot_begins_anew_and_lifts_our_cordon_once_the_node_is
 }
 
 #[test]
+fn of_two_force_files_the_first_that_means_something_counts() {
+    let say = |first, second| {
+        let forced = choose_force([first, second]);
+        forced.map(|one| (one.status.number(), one.requested_by.number()))
+    };
+    assert_eq!(say(None, None), None);
+    assert_eq!(say(Some((9, 2)), Some((1, 1))), Some((9, 2)));
+    assert_eq!(say(None, Some((1, 1))), Some((1, 1)));
+    assert_eq!(say(Some((12, 2)), Some((1, 0))), Some((1, 1)), "there is no such status");
+    assert_eq!(say(Some((9, 7)), None), None, "nor such a requester");
+}
+
+#[test]
+fn how_the_drain_engine_ends_is_a_failed_try_or_the_end() {
+    use crate::drain::{Failure, PodRef, Report, Stage, WaitReason, Waiting};
+    let reason = WaitReason::Failed { message: "500".to_owned() };
+    let pod = PodRef { namespace: "default".to_owned(), name: "a".to_owned(), uid: String::new() };
+    let waiting = vec![Waiting { pod: Some(pod), reason, remark: None }; 9];
+    let broken = Failure::Broken { waiting: waiting.clone() };
+    assert!(matches!(Outcome::from(&broken), Outcome::DrainBroken(_)));
+    let late = Failure::Deadline { waiting: waiting.clone() };
+    for failure in [late, Failure::UncordonedByAPerson] {
+        assert!(matches!(Outcome::from(&failure), Outcome::DrainGivenUp(_)), "{failure}");
+    }
+    let report = Report { stage: Stage::Evicting, left: 9, waiting, given_up: 0 };
+    let named = name_blockers(&report);
+    assert_eq!(named.len(), 5);
+    assert_eq!(named[0], "pod default/a could not be evicted: 500");
+}
+
+#[test]
 fn what_was_forced_before_a_boot_does_not_hold_after_it() {
     let forced = Forced { status: DrainStatus::NotSupported, requested_by: Requester::Nobody };
     let booted = Facts { boot_id: "boot-2".to_owned(), force: Some(forced), ..facts() };
