@@ -16,6 +16,7 @@ pub mod logs;
 pub mod names;
 pub mod passthrough;
 pub mod requester;
+pub mod serve;
 pub mod stats;
 pub mod status;
 pub mod tracker;
