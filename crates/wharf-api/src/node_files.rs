@@ -13,6 +13,7 @@ mod cluster;
 mod drain;
 mod go;
 mod network;
+mod operation;
 mod stats;
 mod storage;
 
@@ -38,6 +39,7 @@ pub use network::{
     AddrInfo, AppNetAdapter, AppNetworkConfig, AppNetworkStatus, AssignedAddress,
     AssignedAddresses, DeviceNetworkStatus, NetworkInstanceStatus, NetworkPort,
 };
+pub use operation::{DEVICE, DisruptionGuard, NodeJob, NodeJobs, NodeWish, UPDATE};
 pub use stats::{
     KubeClusterInfo, KubeNodeInfo, KubePodInfo, KubePodNsInfo, KubeReplicaInfo, KubeStorageInfo,
     KubeVmiInfo, KubeVolumeInfo,

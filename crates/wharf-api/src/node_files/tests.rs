@@ -183,6 +183,23 @@ fn applications_volumes_and_networks_are_read() {
 }
 
 #[test]
+fn wishes_jobs_and_the_guards_word_are_read_as_they_are_written() {
+    round_trip::<NodeWish>(&json!({
+        "ID": "1", "Kind": "update", "Canceled": false, "Image": "/os.img", "Sha256": "ab",
+    }));
+    let wish: NodeWish = round_trip(&json!({ "ID": "2", "Kind": "reboot", "Canceled": true }));
+    assert!(wish.canceled && wish.image.is_empty());
+    let jobs: NodeJobs = round_trip(&json!({ "Jobs": [{
+        "ID": "2", "Kind": "reboot", "Phase": "failed", "Reason": "the node is still up",
+        "Ended": "2025-01-29T10:11:12Z",
+    }] }));
+    assert_eq!(jobs.jobs.len(), 1);
+    round_trip::<DisruptionGuard>(
+        &json!({ "Linked": true, "Admitted": false, "Reason": "n2 is out" }),
+    );
+}
+
+#[test]
 fn the_picture_of_the_cluster_keeps_its_names() {
     let info: KubeClusterInfo = covers(&json!({
         "Nodes": [{
