@@ -5,9 +5,9 @@
 //! holds up no other.
 //!
 //! Guarantees: pods leave by eviction, or by deletion where the policy says so, each by its UID; a
-//! drain that fails takes its cordon back, and a person's cordon survives it. One that is dropped
-//! leaves its cordon: whoever drops it takes it back with [`Cluster::uncordon`], which can also be
-//! done after a restart.
+//! drain that fails takes its cordon back unless its policy keeps it, and a person's cordon survives
+//! it. One that is dropped leaves its cordon: whoever drops it takes it back with
+//! [`Cluster::uncordon`], which can also be done after a restart.
 //!
 //! Assumptions: nobody else drains the same node under the same owner at the same time; two would
 //! not do harm, but the first to give up would uncordon.
@@ -16,7 +16,7 @@ mod lookups;
 pub(crate) mod objects;
 mod sight;
 
-pub(crate) use objects::MIRROR;
+pub(crate) use objects::{MIRROR, NodeSeen};
 
 use std::time::Duration;
 
@@ -85,11 +85,26 @@ pub async fn run(
     policy: &Policy,
     report: impl FnMut(&Report) + Send,
 ) -> Result<Drained, DrainError> {
+    run_as(cluster, cluster, node, policy, report).await
+}
+
+/// The same with two identities: `eyes` may read pods, budgets and what they belong to, `hand` may
+/// change the node and evict its pods. A node's own identity is such a hand.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_as(
+    eyes: &Cluster,
+    hand: &Cluster,
+    node: &str,
+    policy: &Policy,
+    report: impl FnMut(&Report) + Send,
+) -> Result<Drained, DrainError> {
     let mut drain = Drain {
-        cluster,
+        hand,
         node,
         policy,
-        sight: Sight::new(cluster, node, policy),
+        sight: Sight::new(eyes, node, policy),
         asked: FuturesUnordered::new(),
         cordoned_at: None,
         evicted: 0,
@@ -100,7 +115,8 @@ pub async fn run(
         Ok(None) => Ok(Drained { evicted: drain.evicted }),
         Ok(Some((failure, uncordon))) => Err(DrainError::Failed { node, failure, uncordon }),
         Err(source) => {
-            Err(DrainError::Kube { source, uncordon: drain.uncordon().await.err(), node })
+            let uncordon = if policy.keep_cordon { None } else { drain.uncordon().await.err() };
+            Err(DrainError::Kube { source, uncordon, node })
         }
     }
 }
@@ -147,7 +163,7 @@ fn silence(cluster: &Cluster, node: &str) -> KubeError {
 
 /// What a drain remembers between two looks. All of it can be lost without harm.
 struct Drain<'a> {
-    cluster: &'a Cluster,
+    hand: &'a Cluster,
     node: &'a str,
     policy: &'a Policy,
     sight: Sight<'a>,
@@ -184,7 +200,7 @@ impl Drain<'_> {
                 }
             } else if Timestamp::now() >= self.policy.deadline {
                 let failure = self.sight.failure.take();
-                return Err(failure.unwrap_or_else(|| silence(self.cluster, self.node)));
+                return Err(failure.unwrap_or_else(|| silence(self.hand, self.node)));
             }
             tokio::select! {
                 biased;
@@ -258,7 +274,7 @@ impl Drain<'_> {
         // An eviction by a wrong UID is refused, but first it is counted against the budget.
         let reread = !self.sight.snapshot.budgets_of(&facts).is_empty();
         let question = Question { facts, kind, at: Timestamp::now() };
-        let answer = question.ask(self.cluster.clone(), self.policy.grace_seconds, reread);
+        let answer = question.ask(self.hand.clone(), self.policy.grace_seconds, reread);
         self.asked.push(answer.boxed());
     }
 
@@ -285,7 +301,7 @@ impl Drain<'_> {
         if self.cordoned_at.is_some_and(|at| at.elapsed() < CORDON_SHOWS) {
             return Ok(());
         }
-        match self.cluster.cordon(self.node, &self.policy.owner).await {
+        match self.hand.cordon(self.node, &self.policy.owner).await {
             Err(error) if !error.is_transient() && !error.is_not_found() => return Err(error),
             // The next look shows what came of it.
             Ok(_) | Err(_) => self.cordoned_at = Some(Instant::now()),
@@ -294,7 +310,7 @@ impl Drain<'_> {
     }
 
     async fn uncordon(&mut self) -> KubeResult<()> {
-        let uncordon = self.cluster.uncordon(self.node, &self.policy.owner);
+        let uncordon = self.hand.uncordon(self.node, &self.policy.owner);
         match tokio::time::timeout(UNDO, uncordon).await {
             Ok(result) => result.map(drop),
             Err(_) => {

@@ -145,8 +145,8 @@ impl PodSeen {
 
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct NodeSeen {
-    pub metadata: Meta,
+pub(crate) struct NodeSeen {
+    pub(super) metadata: Meta,
     spec: NodeSpec,
     status: NodeStatus,
 }
@@ -162,6 +162,14 @@ struct NodeSpec {
 struct NodeStatus {
     conditions: Vec<Condition>,
     volumes_in_use: Vec<String>,
+    node_info: NodeInfo,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+struct NodeInfo {
+    #[serde(rename = "bootID")]
+    boot_id: String,
 }
 
 impl NodeSeen {
@@ -176,6 +184,11 @@ impl NodeSeen {
                 .filter(|ready| ready.status != "True")
                 .and_then(|ready| ready.last_transition_time),
         }
+    }
+
+    /// The boot of which its kubelet last told.
+    pub fn boot_id(&self) -> &str {
+        &self.status.node_info.boot_id
     }
 
     /// As kubelet names them.

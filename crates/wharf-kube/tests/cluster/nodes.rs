@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::json;
 use wharf_kube::{
-    CORDON_BEFORE, CORDON_OWNER, Cordoned, KubeError, NodeMeta, Resources, Taint, Uncordoned,
+    CORDON_BEFORE, CORDON_OWNER, Cordoned, KubeError, NodeMeta, NodeWatch, Resources, Taint,
+    Uncordoned,
 };
 
-use crate::world;
+use crate::{DEADLINE, world};
 
 #[tokio::test]
 async fn a_node_is_observed_with_what_its_pods_ask_for() {
@@ -179,4 +180,27 @@ async fn a_persons_cordon_survives_ours() {
     assert!(world.is_unschedulable("by-hand"));
     let node = world.read(&["node", "by-hand"]);
     assert_eq!(node["metadata"].get("annotations").and_then(|all| all.get(CORDON_OWNER)), None);
+}
+
+#[tokio::test]
+async fn an_agent_is_told_of_every_change_of_its_own_node_and_of_no_other() {
+    let world = world();
+    world.node("own");
+    world.node("own-neighbour");
+    let cluster = world.cluster();
+    let mut watch = cluster.watch_node("own");
+    let next = async |watch: &mut NodeWatch| {
+        tokio::time::timeout(DEADLINE, watch.next()).await.unwrap().unwrap()
+    };
+    let first = next(&mut watch).await.unwrap();
+    assert_eq!((first.facts.name.as_str(), first.facts.unschedulable), ("own", false));
+    assert_eq!(first.boot_id, "", "no kubelet has spoken");
+    world.kubectl(&["cordon", "own-neighbour"], "");
+    cluster.cordon("own", "agent").await.unwrap();
+    let cordoned = next(&mut watch).await.unwrap();
+    assert_eq!(cordoned.facts.cordon.as_ref().unwrap().owner, "agent");
+    assert_eq!(cluster.look_at_node("own").await.unwrap().unwrap(), cordoned);
+    world.kubectl(&["delete", "node", "own"], "");
+    assert_eq!(next(&mut watch).await, None);
+    assert_eq!(cluster.look_at_node("own").await.unwrap(), None);
 }

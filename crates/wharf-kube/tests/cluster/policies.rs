@@ -7,7 +7,10 @@ use wharf_core::{
     drain::{Class, Jobs, Ladder, Policy, Prospect, Sequence},
     selector::{Labels, Selector},
 };
-use wharf_kube::drain::{self, Drained};
+use wharf_kube::{
+    Cluster,
+    drain::{self, DrainError, Drained},
+};
 
 use crate::{
     DEADLINE, drain as drains,
@@ -192,4 +195,22 @@ async fn a_plan_says_what_becomes_of_each_pod_and_changes_nothing() {
     assert_eq!(world.version(&["node", node]), before);
     let missing = drain::plan(&cluster, "nowhere", &drains::policy(DEADLINE)).await.unwrap_err();
     assert!(missing.is_not_found(), "{missing}");
+}
+
+/// Who reads is not known to the cluster; who acts is.
+#[tokio::test]
+async fn a_drain_that_the_cluster_refuses_keeps_its_cordon_where_the_policy_says_so() {
+    let (world, node) = (world(), "refused");
+    world.node(node);
+    let hand = world.cluster();
+    let nobody = world.server.kubeconfig_with_token().replace(world.server.token(), "nobody");
+    let eyes = Cluster::from_kubeconfig(&nobody).unwrap();
+    for (keep_cordon, stays) in [(true, true), (false, false)] {
+        hand.cordon(node, drains::OWNER).await.unwrap();
+        let policy = Policy { keep_cordon, ..policy(DEADLINE) };
+        let error = drain::run_as(&eyes, &hand, node, &policy, |_| {}).await.unwrap_err();
+        assert!(matches!(error, DrainError::Kube { uncordon: None, .. }), "{error}");
+        assert_eq!(world.is_unschedulable(node), stays, "keep_cordon = {keep_cordon}");
+        assert_eq!(has_our_mark(&world, node), stays);
+    }
 }
