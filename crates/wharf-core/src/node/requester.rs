@@ -64,9 +64,10 @@ pub fn answer(status: DrainStatus) -> Answer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     pub boot_id: String,
-    /// The last device operation that was wanted; `None` when none is known, which cancels nothing.
-    pub device_operation: Option<Wish>,
-    pub update: Option<UpdateWish>,
+    /// The last device operation that each of those who may wish for one wanted; of several new ones
+    /// the last counts. When none is known, that cancels nothing.
+    pub device_operations: Vec<Wish>,
+    pub updates: Vec<UpdateWish>,
     /// What the gate publishes, or the force file.
     pub drain: Published,
     /// This process is running the update's command.
@@ -325,7 +326,8 @@ impl Look<'_> {
     }
 
     fn wish(&self, job: &Job) -> Option<&UpdateWish> {
-        self.facts.update.as_ref().filter(|wish| job.kind == Kind::Update && wish.id == job.id)
+        let mut wishes = self.facts.updates.iter();
+        wishes.find(|wish| job.kind == Kind::Update && wish.id == job.id)
     }
 
     fn wait(&mut self, me: Requester, wait: Wait) {

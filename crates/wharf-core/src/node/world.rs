@@ -302,8 +302,8 @@ impl World {
     fn run_jobs(&mut self) -> Result<(), ()> {
         let facts = requester::Facts {
             boot_id: self.boot_id(),
-            device_operation: self.device.clone(),
-            update: self.update.clone(),
+            device_operations: self.device.iter().cloned().collect(),
+            updates: self.update.iter().cloned().collect(),
             drain: self.published,
             commanding: self.commanding.is_some(),
             ordered: self.ordered.is_some(),

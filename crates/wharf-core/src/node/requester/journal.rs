@@ -93,9 +93,16 @@ impl Journal {
             .any(|job| matches!(job.phase, Phase::Commanding { .. } | Phase::Leaving { .. }))
     }
 
+    /// Whether a wish has been taken over, so that its job is under way or over.
+    pub fn knows(&self, id: &str) -> bool {
+        let jobs = [&self.device_operation, &self.update];
+        let current = jobs.into_iter().flatten().any(|job| job.id == id);
+        current || self.past.iter().any(|past| past == id)
+    }
+
     /// Makes jobs of wishes that are new, and lets go of those that are not wanted any more.
     pub(super) fn take_over(&mut self, facts: &Facts, now: Timestamp) {
-        if let Some(wish) = &facts.device_operation {
+        for wish in &facts.device_operations {
             let kind = match wish.power {
                 Power::Reboot => Kind::Reboot,
                 Power::Shutdown => Kind::Shutdown,
@@ -103,10 +110,23 @@ impl Journal {
             let slot = self.device_operation.take();
             self.device_operation = self.replace(slot, &wish.id, kind, wish.canceled, now);
         }
-        if let Some(wish) = &facts.update {
+        for wish in &facts.updates {
             let slot = self.update.take();
             self.update = self.replace(slot, &wish.id, Kind::Update, wish.canceled, now);
         }
+        self.forget_the_oldest(facts);
+    }
+
+    /// What is still wished for is never forgotten: it would be done once more.
+    fn forget_the_oldest(&mut self, facts: &Facts) {
+        let mut surplus = self.past.len().saturating_sub(PAST);
+        let devices = facts.device_operations.iter().map(|wish| &wish.id);
+        let wished: Vec<&String> = devices.chain(facts.updates.iter().map(|w| &w.id)).collect();
+        self.past.retain(|id| {
+            let goes = surplus > 0 && !wished.contains(&id);
+            surplus -= usize::from(goes);
+            !goes
+        });
     }
 
     fn replace(
@@ -127,22 +147,23 @@ impl Journal {
             // It cannot be called back; the next one comes after it.
             Some(job) if !job.is_waiting() && !job.is_over() => Some(job),
             slot if self.past.iter().any(|past| past == id) => slot,
-            // The one that was to take its place is gone, and it is not wanted any more either.
+            // The one that was to take its place is gone, and it is not wanted any more either. That
+            // counts once: what is wished for later is not meant.
             Some(mut job) if canceled => {
                 if job.is_waiting() {
                     job.phase = Phase::Canceled { at: now };
                 }
+                self.past.push(id.to_owned());
                 Some(job)
             }
-            None if canceled => None,
+            None if canceled => {
+                self.past.push(id.to_owned());
+                None
+            }
             slot => {
                 // The drain that is under way serves the new one too.
                 let request = slot.as_ref().and_then(Job::asked_at);
-                if let Some(old) = slot {
-                    self.past.push(old.id);
-                    let surplus = self.past.len().saturating_sub(PAST);
-                    self.past.drain(..surplus);
-                }
+                self.past.extend(slot.map(|old| old.id));
                 let phase = match kind {
                     Kind::Reboot | Kind::Shutdown => Phase::deferred(request),
                     Kind::Update => Phase::Preparing { request },

@@ -12,19 +12,23 @@ fn drain(status: DrainStatus, requested_by: Requester) -> Published {
     Published { status, requested_by }
 }
 
-fn reboot(id: &str) -> Option<Wish> {
-    Some(Wish { id: id.to_owned(), power: Power::Reboot, canceled: false })
+fn wish(id: &str) -> Wish {
+    Wish { id: id.to_owned(), power: Power::Reboot, canceled: false }
 }
 
-fn update(id: &str, image: Image) -> Option<UpdateWish> {
-    Some(UpdateWish { id: id.to_owned(), image, activate: true, canceled: false })
+fn reboot(id: &str) -> Vec<Wish> {
+    vec![wish(id)]
+}
+
+fn update(id: &str, image: Image) -> Vec<UpdateWish> {
+    vec![UpdateWish { id: id.to_owned(), image, activate: true, canceled: false }]
 }
 
 fn facts() -> Facts {
     Facts {
         boot_id: BOOT.to_owned(),
-        device_operation: reboot("op-1"),
-        update: None,
+        device_operations: reboot("op-1"),
+        updates: Vec::new(),
         drain: drain(DrainStatus::NotRequested, Requester::Nobody),
         commanding: false,
         ordered: false,
@@ -112,7 +116,7 @@ fn in_every_status_a_fresh_operation_asks_waits_or_goes() {
 #[test]
 fn the_request_names_what_it_is_for() {
     let mut journal = Journal::default();
-    let facts = Facts { update: update("os-2", Image::Loaded), ..facts() };
+    let facts = Facts { updates: update("os-2", Image::Loaded), ..facts() };
     settle(&mut journal, &facts, 1);
     let requests = journal.requests();
     assert_eq!(requests.device_operation.unwrap().context, "reboot");
@@ -121,7 +125,7 @@ fn the_request_names_what_it_is_for() {
 
 #[test]
 fn an_end_that_is_told_to_the_other_one_is_not_ours() {
-    let both = Facts { update: update("os-2", Image::Loaded), ..facts() };
+    let both = Facts { updates: update("os-2", Image::Loaded), ..facts() };
     let mut journal = Journal::default();
     settle(&mut journal, &both, 1);
     let complete =
@@ -152,8 +156,8 @@ fn a_reboot_is_done_once_whenever_the_agent_is_restarted() {
     assert_eq!(settle(&mut journal, &booted, 3), []);
     assert_eq!(phase(&journal.device_operation), "done");
     assert_eq!(settle(&mut journal, &booted, 4), [], "the wish is still there, and is known");
-    let shutdown = Wish { power: Power::Shutdown, ..reboot("op-2").unwrap() };
-    let next = Facts { device_operation: Some(shutdown), ..booted.clone() };
+    let shutdown = Wish { power: Power::Shutdown, ..wish("op-2") };
+    let next = Facts { device_operations: vec![shutdown], ..booted.clone() };
     assert_eq!(settle(&mut journal, &next, 5), [Effect::Leave(Power::Shutdown)]);
     let third = Facts { boot_id: "boot-3".to_owned(), ..booted };
     assert_eq!(settle(&mut journal, &third, 6), [], "an old wish that is sent again");
@@ -162,8 +166,8 @@ fn a_reboot_is_done_once_whenever_the_agent_is_restarted() {
 #[test]
 fn an_update_is_put_in_place_once_and_not_again_after_a_restart() {
     let facts = Facts {
-        device_operation: None,
-        update: update("os-2", Image::Loaded),
+        device_operations: Vec::new(),
+        updates: update("os-2", Image::Loaded),
         drain: drain(DrainStatus::NotSupported, Requester::Nobody),
         ..facts()
     };
@@ -173,7 +177,7 @@ fn an_update_is_put_in_place_once_and_not_again_after_a_restart() {
     assert_eq!(phase(&journal.update), "failed");
     assert_eq!(settle(&mut journal, &facts, 3), []);
     // Another wish is another try.
-    let again = Facts { update: update("os-2b", Image::Loaded), ..facts };
+    let again = Facts { updates: update("os-2b", Image::Loaded), ..facts };
     assert_eq!(settle(&mut journal, &again, 4).len(), 1);
 }
 
@@ -186,15 +190,18 @@ fn no_drain_begins_before_the_image_is_there_and_none_when_it_is_bad() {
         (Image::Installed, "asking"),
         (Image::Failed("the checksum differs".to_owned()), "failed"),
     ] {
-        let facts =
-            Facts { device_operation: None, update: update("os-2", image.clone()), ..facts() };
+        let facts = Facts {
+            device_operations: Vec::new(),
+            updates: update("os-2", image.clone()),
+            ..facts()
+        };
         let mut journal = Journal::default();
         settle(&mut journal, &facts, 1);
         assert_eq!(phase(&journal.update), expected, "{image:?}");
         assert_eq!(journal.requests().update.is_some(), expected == "asking", "{image:?}");
     }
-    let idle = UpdateWish { activate: false, ..update("os-2", Image::Loaded).unwrap() };
-    let facts = Facts { device_operation: None, update: Some(idle), ..facts() };
+    let idle = UpdateWish { activate: false, ..update("os-2", Image::Loaded).remove(0) };
+    let facts = Facts { device_operations: Vec::new(), updates: vec![idle], ..facts() };
     let mut journal = Journal::default();
     settle(&mut journal, &facts, 1);
     assert_eq!(phase(&journal.update), "preparing", "it is only to be fetched");
@@ -202,7 +209,7 @@ fn no_drain_begins_before_the_image_is_there_and_none_when_it_is_bad() {
 
 #[test]
 fn a_newer_image_takes_the_place_of_the_older_one_and_its_drain() {
-    let with = |wish| Facts { device_operation: None, update: wish, ..facts() };
+    let with = |wishes| Facts { device_operations: Vec::new(), updates: wishes, ..facts() };
     let mut journal = Journal::default();
     settle(&mut journal, &with(update("os-2", Image::Loaded)), 1);
     let asked = journal.requests().update.unwrap().at;
@@ -216,7 +223,7 @@ fn a_newer_image_takes_the_place_of_the_older_one_and_its_drain() {
     // The drain ends before the image is there: it is waited for.
     let complete = Facts { drain: drain(DrainStatus::Complete, Requester::Update), ..draining };
     assert_eq!(settle(&mut journal, &complete, 3), []);
-    let there = Facts { update: update("os-3", Image::Loaded), ..complete };
+    let there = Facts { updates: update("os-3", Image::Loaded), ..complete };
     assert_eq!(settle(&mut journal, &there, 4), [Effect::Command { id: "os-3".to_owned() }]);
 }
 
@@ -246,8 +253,8 @@ fn a_failed_drain_withdraws_the_request_and_is_asked_for_again_without_a_new_wis
 
 #[test]
 fn a_canceled_wish_withdraws_its_request_unless_it_is_too_late() {
-    let canceled = Wish { canceled: true, ..reboot("op-1").unwrap() };
-    let canceled = Facts { device_operation: Some(canceled), ..facts() };
+    let canceled = Wish { canceled: true, ..wish("op-1") };
+    let canceled = Facts { device_operations: vec![canceled], ..facts() };
     let mut journal = Journal::default();
     settle(&mut journal, &facts(), 1);
     settle(&mut journal, &canceled, 2);
@@ -264,21 +271,54 @@ fn a_canceled_wish_withdraws_its_request_unless_it_is_too_late() {
 fn a_wish_that_was_replaced_by_a_canceled_one_is_not_wanted_either() {
     let mut journal = Journal::default();
     settle(&mut journal, &facts(), 1);
-    let canceled = Wish { canceled: true, ..reboot("op-2").unwrap() };
-    settle(&mut journal, &Facts { device_operation: Some(canceled), ..facts() }, 2);
+    let canceled = Wish { canceled: true, ..wish("op-2") };
+    settle(&mut journal, &Facts { device_operations: vec![canceled], ..facts() }, 2);
     assert_eq!(phase(&journal.device_operation), "canceled");
     // Not knowing what is wanted is another thing.
     let mut journal = Journal::default();
     settle(&mut journal, &facts(), 1);
-    settle(&mut journal, &Facts { device_operation: None, ..facts() }, 2);
+    settle(&mut journal, &Facts { device_operations: Vec::new(), ..facts() }, 2);
     assert_eq!(phase(&journal.device_operation), "asking");
+}
+
+#[test]
+fn of_two_who_wish_the_last_new_one_counts_and_nobodys_old_wish_comes_back() {
+    let with = |wishes: &[Wish]| Facts { device_operations: wishes.to_vec(), ..facts() };
+    let mut journal = Journal::default();
+    settle(&mut journal, &with(&[wish("server-1"), wish("local-1")]), 1);
+    assert_eq!(journal.device_operation.as_ref().unwrap().id, "local-1");
+    assert!(journal.knows("server-1") && journal.knows("local-1") && !journal.knows("local-2"));
+    // Only the one of the two that is under way can be called back.
+    let no = Wish { canceled: true, ..wish("server-1") };
+    settle(&mut journal, &with(&[no, wish("local-1")]), 2);
+    assert_eq!(phase(&journal.device_operation), "asking");
+    // A cancellation is about what is there when it comes, not about what comes later.
+    let cancel = Wish { canceled: true, ..wish("local-2") };
+    settle(&mut journal, &with(&[wish("server-1"), cancel.clone()]), 3);
+    assert_eq!(phase(&journal.device_operation), "canceled");
+    settle(&mut journal, &with(&[wish("server-2"), cancel]), 4);
+    assert_eq!(phase(&journal.device_operation), "asking");
+}
+
+#[test]
+fn a_wish_that_stays_is_remembered_however_many_come_after_it() {
+    let go = Facts { drain: drain(DrainStatus::NotSupported, Requester::Nobody), ..facts() };
+    let mut journal = Journal::default();
+    for boot in 0..100 {
+        let wishes = vec![wish("first"), wish(&format!("op-{boot}"))];
+        let facts =
+            Facts { boot_id: format!("boot-{boot}"), device_operations: wishes, ..go.clone() };
+        settle(&mut journal, &facts, boot);
+        assert_eq!(journal.device_operation.as_ref().unwrap().id, format!("op-{boot}"));
+        assert!(journal.knows("first") && journal.past.len() <= 34, "{journal:?}");
+    }
 }
 
 #[test]
 fn a_base_os_is_installed_once_its_command_is_through_and_active_after_the_boot() {
     let facts = Facts {
-        device_operation: None,
-        update: update("os-2", Image::Loaded),
+        device_operations: Vec::new(),
+        updates: update("os-2", Image::Loaded),
         drain: drain(DrainStatus::NotSupported, Requester::Nobody),
         ..facts()
     };
@@ -310,7 +350,7 @@ fn a_node_that_does_not_go_down_is_given_back() {
 #[test]
 fn a_journal_is_read_as_it_was_stored() {
     let mut journal = Journal::default();
-    let facts = Facts { update: update("os-2", Image::Loaded), ..facts() };
+    let facts = Facts { updates: update("os-2", Image::Loaded), ..facts() };
     settle(&mut journal, &facts, 1);
     let stored = serde_json::to_string(&journal).unwrap();
     assert_eq!(serde_json::from_str::<Journal>(&stored).unwrap(), journal);
