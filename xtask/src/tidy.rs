@@ -24,7 +24,7 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("wharf-kube", &["wharf-core"]),
     ("wharf-pki", &["wharf-core"]),
     ("wharf-store", &["wharf-core"]),
-    ("wharf-agent", &["wharf-core"]),
+    ("wharf-agent", &["wharf-api", "wharf-core", "wharf-kube"]),
     (
         "wharf-server",
         &[

@@ -12,13 +12,96 @@ use wharf_core::{install::network::NETWORK_FILE, words::nearest};
 pub struct Config {
     /// The Node that this machine is. If it is given, a network file for another node is refused.
     pub node_name: String,
-    /// What the installer wrote about the network; read again whenever it changes.
+    /// What the installer wrote about the network; read again whenever it changes. Empty where
+    /// somebody else keeps the network.
     pub network_file: PathBuf,
+    /// Reads what a node may not read: all pods, budgets, logs, custom resources.
+    pub kubeconfig: Option<PathBuf>,
+    /// The node's own identity, which cordons and evicts; without it `kubeconfig` does.
+    pub node_kubeconfig: Option<PathBuf>,
+    /// Where the agents of a node publish their files.
+    pub run_dir: PathBuf,
+    /// What outlives a reboot.
+    pub persist_dir: PathBuf,
+    pub status_port: u16,
+    /// Which other agents this one plays, because they do not run here.
+    pub publish_as: Vec<Role>,
+    pub app_namespace: String,
+    pub lease_name: String,
+    /// The tracker answers without a token where no token file is given.
+    pub open_trace: bool,
+    /// Whoever asks the tracker must know what is in this file.
+    pub trace_token_file: Option<PathBuf>,
+    pub cordon_retry_seconds: u64,
+    pub drain_retry_seconds: u64,
+    pub drain_timeout_seconds: u64,
+    pub api_skip_seconds: u64,
+    pub unknown_to_halting_seconds: u64,
+    /// Program and arguments; none writes only the file that asks for a console.
+    pub console_command: Vec<String>,
+    /// Program and arguments that put a fetched image in place.
+    pub update_command: Vec<String>,
+    pub min_cluster_nodes: usize,
+    /// The management server that the link speaks with.
+    pub server: Option<String>,
+    pub logs: Logs,
+    pub volumes: Volumes,
+}
+
+/// An agent of the node, by the name of the folder in which it publishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Zedagent,
+    Nodeagent,
+    Baseosmgr,
+    Zedmanager,
+    Domainmgr,
+    Volumemgr,
+}
+
+/// Where the lines of applications go.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Logs {
+    pub file: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Volumes {
+    pub plugin_dir: Option<PathBuf>,
+    pub kubelet_root: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { node_name: String::new(), network_file: NETWORK_FILE.into() }
+        Self {
+            node_name: String::new(),
+            network_file: NETWORK_FILE.into(),
+            kubeconfig: None,
+            node_kubeconfig: None,
+            run_dir: "/run".into(),
+            persist_dir: "/persist".into(),
+            status_port: 12346,
+            publish_as: Vec::new(),
+            app_namespace: "eve-kube-app".to_owned(),
+            lease_name: "eve-kube-stats-leader".to_owned(),
+            open_trace: true,
+            trace_token_file: None,
+            cordon_retry_seconds: 5,
+            drain_retry_seconds: 300,
+            drain_timeout_seconds: 86_400,
+            api_skip_seconds: 300,
+            unknown_to_halting_seconds: 300,
+            console_command: Vec::new(),
+            update_command: Vec::new(),
+            min_cluster_nodes: 3,
+            server: None,
+            logs: Logs::default(),
+            volumes: Volumes::default(),
+        }
     }
 }
 
@@ -38,9 +121,10 @@ pub enum ConfigError {
     },
     #[error("{}: there is no configuration key `{key}`", path.display())]
     UnknownKey { path: PathBuf, key: String, nearest: Option<String> },
-    #[error("{}: a value has the wrong type", path.display())]
+    #[error("{}: {key} has the wrong type", path.display())]
     BadValue {
         path: PathBuf,
+        key: String,
         #[source]
         source: Box<toml::de::Error>,
     },
@@ -55,7 +139,10 @@ impl ConfigError {
             Self::UnknownKey { nearest: None, .. } => {
                 Some(format!("there are: {}", known_keys().join(", ")))
             }
-            Self::Unreadable { .. } | Self::NotToml { .. } | Self::BadValue { .. } => None,
+            Self::BadValue { .. } => {
+                Some("`wharf agent --help` lists every key with its kind".to_owned())
+            }
+            Self::Unreadable { .. } | Self::NotToml { .. } => None,
         }
     }
 }
@@ -69,7 +156,8 @@ impl Config {
             source: Box::new(source),
         })?;
         let known = known_keys();
-        if let Some(key) = table.keys().find(|key| !known.contains(key)) {
+        let given = keys(&table);
+        if let Some(key) = given.iter().find(|key| !known.contains(key)) {
             let nearest = nearest(key, known.iter().map(String::as_str));
             return Err(ConfigError::UnknownKey {
                 path: path.to_owned(),
@@ -77,17 +165,59 @@ impl Config {
                 nearest,
             });
         }
-        Value::Table(table).try_into().map_err(|source| ConfigError::BadValue {
+        Value::Table(table.clone()).try_into().map_err(|source| ConfigError::BadValue {
             path: path.to_owned(),
+            key: wrong_key(&table),
             source: Box::new(source),
         })
     }
+
+    /// Whether this agent also plays that one.
+    pub fn plays(&self, role: Role) -> bool {
+        self.publish_as.contains(&role)
+    }
 }
 
-/// The defaults say them all.
+/// Every key that a table has, those of tables within it as `logs.file`.
+fn keys(table: &Table) -> Vec<String> {
+    let mut found = Vec::new();
+    for (key, value) in table {
+        match value {
+            Value::Table(inner) if !inner.is_empty() => {
+                found.extend(keys(inner).iter().map(|inner| format!("{key}.{inner}")));
+            }
+            _ => found.push(key.clone()),
+        }
+    }
+    found
+}
+
+/// A configuration in which nothing is left out says them all.
 fn known_keys() -> Vec<String> {
-    let defaults = Table::try_from(Config::default()).unwrap_or_default();
-    defaults.keys().cloned().collect()
+    let some = || Some(PathBuf::new());
+    let full = Config {
+        kubeconfig: some(),
+        node_kubeconfig: some(),
+        trace_token_file: some(),
+        server: Some(String::new()),
+        logs: Logs { file: some() },
+        volumes: Volumes { plugin_dir: some(), kubelet_root: some(), state_dir: some() },
+        ..Config::default()
+    };
+    let mut known = keys(&Table::try_from(full).unwrap_or_default());
+    // Tables without anything in them.
+    known.extend(["logs".to_owned(), "volumes".to_owned()]);
+    known
+}
+
+/// The key that cannot be read, found by reading each alone.
+fn wrong_key(table: &Table) -> String {
+    let alone = |key: &str, value: &Value| Table::from_iter([(key.to_owned(), value.clone())]);
+    let wrong = |(key, value): &(&String, &Value)| {
+        Value::Table(alone(key, value)).try_into::<Config>().is_err()
+    };
+    let found = table.iter().find(wrong);
+    found.map(|(key, _)| key.clone()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -119,9 +249,34 @@ mod tests {
     }
 
     #[test]
+    fn every_key_of_the_contract_is_read_and_has_its_default() {
+        let config = load(
+            "kubeconfig = '/k'\nnode_kubeconfig = '/n'\nrun_dir = '/r'\npersist_dir = '/p'\n\
+             status_port = 1\npublish_as = ['zedagent', 'domainmgr']\napp_namespace = 'a'\n\
+             lease_name = 'l'\nopen_trace = false\ntrace_token_file = '/t'\n\
+             cordon_retry_seconds = 1\ndrain_retry_seconds = 2\ndrain_timeout_seconds = 3\n\
+             api_skip_seconds = 4\nunknown_to_halting_seconds = 5\nconsole_command = ['c']\n\
+             update_command = ['u']\nmin_cluster_nodes = 6\nserver = 's'\n[logs]\nfile = '/l'\n\
+             [volumes]\nplugin_dir = '/v'\nkubelet_root = '/w'\nstate_dir = '/x'",
+        );
+        let config = config.unwrap();
+        assert!(config.plays(Role::Zedagent) && !config.plays(Role::Nodeagent));
+        assert_eq!(config.logs.file, Some("/l".into()));
+        assert_eq!(config.volumes.state_dir, Some("/x".into()));
+        let defaults = load("[logs]\n[volumes]").unwrap();
+        assert_eq!((defaults.status_port, defaults.run_dir), (12346, "/run".into()));
+        assert_eq!(defaults.drain_timeout_seconds, 86_400);
+        let error = load("[logs]\nfle = '/l'").unwrap_err();
+        assert!(error.to_string().contains("`logs.fle`"), "{error}");
+        assert_eq!(error.hint().unwrap(), "did you mean `logs.file`?");
+    }
+
+    #[test]
     fn files_that_cannot_be_read_as_configuration_are_named() {
         assert!(matches!(load("= ="), Err(ConfigError::NotToml { .. })));
-        assert!(matches!(load("node_name = 3"), Err(ConfigError::BadValue { .. })));
+        let error = load("run_dir = '/r'\nstatus_port = 'x'").unwrap_err();
+        assert!(error.to_string().ends_with("status_port has the wrong type"), "{error}");
+        assert!(error.hint().unwrap().contains("--help"));
         let error = Config::load(Path::new("/nowhere/a.toml")).unwrap_err();
         assert!(error.to_string().contains("/nowhere/a.toml"));
     }

@@ -1,17 +1,25 @@
 //! `wharf agent`: everything that runs on a node as long as the node does.
 
-use std::pin::pin;
+use std::{pin::pin, sync::Arc};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::{config::Config, network};
+use crate::{
+    config::Config,
+    files::Files,
+    health::{self, Health},
+    kube, network,
+    tasks::{Context, Tasks},
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
+    #[error("the agent cannot tell of its health")]
+    Health(#[from] health::HealthError),
     #[error("the node's network is not kept any more")]
     Network(#[from] network::NetworkError),
 }
@@ -23,16 +31,64 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signals)?;
     info!(version = env!("CARGO_PKG_VERSION"), "the agent starts");
     let stop = CancellationToken::new();
-    let mut keeping = pin!(network::keep(&config, tell_ready, stop.clone()));
-    tokio::select! {
-        ended = &mut keeping => return Ok(ended?),
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    let (context, telling) = open(config, &stop).await?;
+    let telling = tokio::spawn(telling);
+    let config = context.config.clone();
+    let tasks = start(context);
+    let mut keeping = pin!(keep_network(&config, stop.clone()));
+    let ended = tokio::select! {
+        ended = &mut keeping => Some(ended),
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+    };
     info!("the agent stops");
     notify(sd_notify::NotifyState::Stopping);
     stop.cancel();
-    Ok(keeping.await?)
+    let ended = match ended {
+        Some(ended) => ended,
+        None => keeping.await,
+    };
+    tasks.ended().await;
+    // It removes its socket; a defect there changes nothing any more.
+    let _ = telling.await;
+    Ok(ended?)
+}
+
+/// What every task needs, and the telling of the agent's health.
+async fn open(
+    config: Config,
+    stop: &CancellationToken,
+) -> Result<(Context, impl Future<Output = ()> + use<>), AgentError> {
+    let health = Health::new(&config.node_name);
+    let files = Files::open(&config.run_dir, &config.persist_dir, &health, stop.clone());
+    let telling =
+        health::serve(health.clone(), files.clone(), &config.run_dir, stop.clone()).await?;
+    let context = Context { config: Arc::new(config), files, health, stop: stop.clone() };
+    Ok((context, telling))
+}
+
+/// Starts every task whose configuration is there.
+fn start(context: Context) -> Tasks {
+    let config = context.config.clone();
+    let mut tasks = Tasks::new(context);
+    if let Some(keeper) = kube::Keeper::new(&config) {
+        // Tasks that need the cluster take `keeper.kube()`.
+        tasks.start("kube", move |context, reporter| keeper.clone().run(context, reporter));
+    }
+    tasks
+}
+
+/// Where somebody else keeps the network, there is nothing to wait for.
+async fn keep_network(
+    config: &Config,
+    stop: CancellationToken,
+) -> Result<(), network::NetworkError> {
+    if config.network_file.as_os_str().is_empty() {
+        notify(sd_notify::NotifyState::Ready);
+        stop.cancelled().await;
+        return Ok(());
+    }
+    network::keep(config, tell_ready, stop).await
 }
 
 fn tell_ready() {

@@ -12,6 +12,7 @@ mod app;
 mod cluster;
 mod drain;
 mod go;
+mod health;
 mod network;
 mod operation;
 mod stats;
@@ -35,6 +36,7 @@ pub use drain::{
     BaseOsConfig, BaseOsStatus, NodeAgentStatus, NodeDrainRequest, NodeDrainStatus, ZedAgentStatus,
 };
 pub use go::{Ip, IpPrefix, List, NotAUuid, Time, Uuid};
+pub use health::{AgentFault, AgentHealth, TaskHealth};
 pub use network::{
     AddrInfo, AppNetAdapter, AppNetworkConfig, AppNetworkStatus, AssignedAddress,
     AssignedAddresses, DeviceNetworkStatus, NetworkInstanceStatus, NetworkPort,

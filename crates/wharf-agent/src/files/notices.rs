@@ -1,0 +1,211 @@
+//! Learning of changes: the kernel's notices, and a slow look at everything beside them.
+//!
+//! Where a folder does not exist yet, the nearest one above it is watched. A notice says only that
+//! it is worth looking; what is true is found by looking.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::{OsStr, OsString},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    time::Duration,
+};
+
+use rustix::{
+    fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags},
+    io::Errno,
+};
+use tokio::{
+    net::unix::pipe,
+    sync::mpsc,
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::folder::Followed;
+use crate::health::Reporter;
+
+/// Finds what was never told: notices can be lost, and the kernel has limits.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// The same where the kernel tells nothing.
+const LOOK_OFTEN: Duration = Duration::from_secs(2);
+/// A file that is written all the time does not keep the machine busy.
+const PAUSE: Duration = Duration::from_millis(20);
+
+const SUBJECT: &str = "notices of changes";
+
+/// Follows the folders that are asked for, until `stop` or until nobody can ask any more.
+pub async fn follow(
+    mut asked: mpsc::UnboundedReceiver<Box<dyn Followed>>,
+    reporter: Reporter,
+    stop: CancellationToken,
+) {
+    let mut watcher = Watcher::open(reporter.clone());
+    let mut places: Vec<Place> = Vec::new();
+    let mut full = Instant::now();
+    loop {
+        let mut news = News::default();
+        tokio::select! {
+            () = stop.cancelled() => return,
+            folder = asked.recv() => match folder {
+                Some(folder) => places.push(Place { folder, watch: None, looked: false }),
+                None => return,
+            },
+            told = watcher.next() => news = told,
+            () = sleep_until(full) => news.all = true,
+        }
+        if news.all {
+            full = Instant::now() + watcher.look_every();
+        }
+        watcher.ensure(&mut places);
+        match tokio::task::spawn_blocking(move || look(places, &news)).await {
+            Ok(looked) => places = looked,
+            Err(error) => return reporter.failed(&format!("files are not followed: {error}")),
+        }
+        reporter.ok();
+        sleep(PAUSE).await;
+    }
+}
+
+/// A folder, and what is watched for it.
+struct Place {
+    folder: Box<dyn Followed>,
+    watch: Option<i32>,
+    looked: bool,
+}
+
+/// Where it is worth looking.
+#[derive(Debug, Default)]
+struct News {
+    all: bool,
+    /// Names of files, by the watch that told of them.
+    touched: HashMap<i32, HashSet<OsString>>,
+}
+
+/// Reading may wait for a disk, so it is done aside.
+fn look(mut places: Vec<Place>, news: &News) -> Vec<Place> {
+    let nothing = HashSet::new();
+    for place in &mut places {
+        let touched = place.watch.and_then(|watch| news.touched.get(&watch));
+        if news.all || touched.is_some() || !place.looked {
+            place.folder.look(touched.unwrap_or(&nothing));
+            place.looked = true;
+        }
+    }
+    places
+}
+
+struct Watcher {
+    /// It is no pipe, but like one it is read when it is ready; that is all this type does.
+    inotify: Option<pipe::Receiver>,
+    watched: HashSet<i32>,
+    reporter: Reporter,
+}
+
+impl Watcher {
+    fn open(reporter: Reporter) -> Self {
+        let opened = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
+            .map_err(std::io::Error::from)
+            .and_then(pipe::Receiver::from_owned_fd_unchecked);
+        if let Err(error) = &opened {
+            reporter.fault(SUBJECT, &format!("the kernel gives none: {error}; files are polled"));
+        }
+        Self { inotify: opened.ok(), watched: HashSet::new(), reporter }
+    }
+
+    fn look_every(&self) -> Duration {
+        if self.inotify.is_some() { LOOK_EVERY } else { LOOK_OFTEN }
+    }
+
+    /// Waits for notices.
+    async fn next(&mut self) -> News {
+        let Some(inotify) = &self.inotify else { return std::future::pending().await };
+        match inotify.readable().await {
+            Ok(()) => {
+                let news = read(inotify.as_fd());
+                // It finds nothing more, and is ready no longer.
+                let _ = inotify.try_read(&mut [0]);
+                news
+            }
+            Err(error) => {
+                self.reporter.fault(SUBJECT, &format!("they ended: {error}; files are polled"));
+                self.inotify = None;
+                News { all: true, ..News::default() }
+            }
+        }
+    }
+
+    /// Watches each folder, or the nearest one above it; where that is another than before, it is
+    /// worth looking.
+    fn ensure(&mut self, places: &mut [Place]) {
+        let Some(inotify) = &self.inotify else { return };
+        let mut fault = None;
+        for place in places.iter_mut() {
+            let watch = nearest(inotify.as_fd(), place.folder.path());
+            let watch = watch.inspect_err(|error| fault = Some(*error)).ok();
+            place.looked &= place.watch == watch;
+            place.watch = watch;
+        }
+        let needed: HashSet<i32> = places.iter().filter_map(|place| place.watch).collect();
+        for watch in self.watched.difference(&needed) {
+            // The kernel has forgotten those whose folder is gone.
+            let _ = inotify::remove_watch(inotify.as_fd(), *watch);
+        }
+        self.watched = needed;
+        match fault {
+            Some(error) => {
+                self.reporter.fault(SUBJECT, &format!("a folder cannot be watched: {error}"));
+            }
+            None => self.reporter.clear(SUBJECT),
+        }
+    }
+}
+
+/// Watches the folder at this path, or the nearest one above it that exists.
+fn nearest(inotify: BorrowedFd<'_>, path: &Path) -> Result<i32, Errno> {
+    let flags = WatchFlags::CLOSE_WRITE
+        | WatchFlags::CREATE
+        | WatchFlags::DELETE
+        | WatchFlags::MOVE
+        | WatchFlags::DELETE_SELF
+        | WatchFlags::MOVE_SELF
+        | WatchFlags::ONLYDIR;
+    // A folder may come while the one above it is put under watch: then it is tried once more.
+    for _ in path.ancestors() {
+        let mut missing = None;
+        for folder in path.ancestors() {
+            match inotify::add_watch(inotify, folder, flags) {
+                Ok(watch) if missing.is_none_or(|missing: &Path| !missing.is_dir()) => {
+                    return Ok(watch);
+                }
+                Ok(_) => break,
+                Err(Errno::NOENT | Errno::NOTDIR) => missing = Some(folder),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Err(Errno::NOENT)
+}
+
+/// All notices that wait. Too many make the kernel lose some: then everything is looked at.
+fn read(inotify: BorrowedFd<'_>) -> News {
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut reader = Reader::new(inotify, &mut buffer);
+    let mut news = News::default();
+    loop {
+        match reader.next() {
+            Ok(event) => {
+                news.all |= event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+                let touched = news.touched.entry(event.wd()).or_default();
+                let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
+                touched.extend(name.map(OsStr::to_owned));
+            }
+            Err(Errno::INTR) => {}
+            Err(_) => return news,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The socket that tells the agent's health to whoever connects.
+
+use std::{
+    io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+use wharf_api::node_files::{self, AgentHealth, GLOBAL, MAX_BYTES};
+use wharf_core::words::chain;
+
+use super::{AGENT, Health};
+use crate::files::Files;
+
+const SOCKET: &str = "agent.sock";
+/// An agent that is well answers at once.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Before what could not be written or accepted is tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum HealthError {
+    #[error("another agent runs with {}", .0.display())]
+    Taken(PathBuf),
+    #[error("cannot listen at {}", path.display())]
+    Listen {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("no agent listens at {}", path.display())]
+    NoAgent {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the agent at {} does not answer", .0.display())]
+    Silent(PathBuf),
+    #[error("the answer of the agent at {} is not understood", path.display())]
+    Answer {
+        path: PathBuf,
+        #[source]
+        source: node_files::Junk,
+    },
+}
+
+/// Opens the socket, then answers and publishes until `stop`.
+///
+/// # Errors
+/// Another agent works with the same folder: two would publish over each other.
+pub async fn serve(
+    health: Health,
+    files: Files,
+    run_dir: &Path,
+    stop: CancellationToken,
+) -> Result<impl Future<Output = ()> + use<>, HealthError> {
+    let path = socket(run_dir);
+    let listener = listen(&path).await?;
+    Ok(async move {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = answer(&listener, &health) => {}
+            () = publish(&health, &files) => {}
+        }
+        let _ = std::fs::remove_file(&path);
+    })
+}
+
+/// Asks the agent that works with this folder.
+///
+/// # Errors
+/// There is none, or it does not answer.
+pub async fn ask(run_dir: &Path) -> Result<AgentHealth, AskError> {
+    let path = socket(run_dir);
+    let talk = async {
+        let mut stream = UnixStream::connect(&path)
+            .await
+            .map_err(|source| AskError::NoAgent { path: path.clone(), source })?;
+        let mut answer = Vec::new();
+        let mut bounded = (&mut stream).take(MAX_BYTES as u64 + 1);
+        bounded.read_to_end(&mut answer).await.map_err(|_| AskError::Silent(path.clone()))?;
+        node_files::read(&answer).map_err(|source| AskError::Answer { path: path.clone(), source })
+    };
+    timeout(ANSWER, talk).await.unwrap_or(Err(AskError::Silent(path.clone())))
+}
+
+fn socket(run_dir: &Path) -> PathBuf {
+    run_dir.join(AGENT).join(SOCKET)
+}
+
+async fn listen(path: &Path) -> Result<UnixListener, HealthError> {
+    let fault = |source| HealthError::Listen { path: path.to_owned(), source };
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(fault)?;
+    }
+    if UnixStream::connect(path).await.is_ok() {
+        return Err(HealthError::Taken(path.to_owned()));
+    }
+    // One that nobody listens at is left from an agent that was killed.
+    crate::host::files::remove_file(path).map_err(fault)?;
+    let listener = UnixListener::bind(path).map_err(fault)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(fault)?;
+    Ok(listener)
+}
+
+async fn answer(listener: &UnixListener, health: &Health) {
+    loop {
+        match listener.accept().await {
+            // One after another: the kernel holds the usual answer for its reader, and who does
+            // not read a longer one keeps others waiting for a bounded time.
+            Ok((stream, _)) => drop(timeout(ANSWER, tell(stream, health)).await),
+            Err(error) => {
+                warn!(%error, "nobody can be told of the agent's health");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn tell(mut stream: UnixStream, health: &Health) -> io::Result<()> {
+    let text = node_files::write(&health.snapshot()).map_err(io::Error::other)?;
+    stream.write_all(&text).await?;
+    stream.shutdown().await
+}
+
+/// Keeps the file as the health is. What cannot be written is tried again.
+async fn publish(health: &Health, files: &Files) {
+    let mut changes = health.changes();
+    let reporter = health.task("health");
+    loop {
+        changes.mark_unchanged();
+        let written = files.write(AGENT, GLOBAL, &health.snapshot());
+        match &written {
+            Ok(_) => {
+                reporter.clear("file");
+                reporter.ok();
+            }
+            Err(error) => reporter.fault("file", &chain(error)),
+        }
+        // A task that changes its mind all the time does not keep the disk busy.
+        tokio::time::sleep(PAUSE / 10).await;
+        if written.is_err() {
+            let _ = timeout(PAUSE, changes.changed()).await;
+        } else if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
