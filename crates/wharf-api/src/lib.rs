@@ -13,6 +13,7 @@ pub mod drain;
 pub mod error;
 pub mod event;
 pub mod kubeconfig;
+pub mod link;
 pub mod node;
 pub mod node_files;
 pub mod operation;

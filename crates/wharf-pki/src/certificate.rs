@@ -15,11 +15,11 @@ use crate::{
     pki::CertKey,
 };
 
-const DAY: SignedDuration = SignedDuration::from_hours(24);
+pub const DAY: SignedDuration = SignedDuration::from_hours(24);
 const AUTHORITY_DAYS: i32 = 3650;
-const LEAF_DAYS: i32 = 365;
+pub const LEAF_DAYS: i32 = 365;
 /// For machines whose clocks are behind ours.
-const BACKDATE: SignedDuration = SignedDuration::from_hours(1);
+pub const BACKDATE: SignedDuration = SignedDuration::from_hours(1);
 /// A leaf is made anew when less than this part of its life is left: months in which to reach a
 /// machine that is away.
 const RENEW_BELOW: i32 = 3;
@@ -30,10 +30,10 @@ pub fn generate_key() -> Result<KeyPair, PkiError> {
     KeyPair::generate().map_err(PkiError::Key)
 }
 
-pub fn make_authority(authority: Authority, now: Timestamp) -> Result<CertKey, PkiError> {
+pub fn make_authority(name: &str, now: Timestamp) -> Result<CertKey, PkiError> {
     let key = generate_key()?;
     let mut params = CertificateParams::default();
-    params.distinguished_name = subject(authority.name(), None);
+    params.distinguished_name = subject(name, None);
     // Without a limit of the path: a later authority may be signed by this one.
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![
@@ -44,7 +44,7 @@ pub fn make_authority(authority: Authority, now: Timestamp) -> Result<CertKey, P
     set_validity(&mut params, now - BACKDATE, now + DAY * AUTHORITY_DAYS);
     let certificate = params
         .self_signed(&key)
-        .map_err(|source| PkiError::Make { name: authority.name().to_owned(), source })?;
+        .map_err(|source| PkiError::Make { name: name.to_owned(), source })?;
     Ok(CertKey { cert_pem: certificate.pem(), key_pem: Secret::new(key.serialize_pem()) })
 }
 
@@ -125,7 +125,7 @@ fn subject(common_name: &str, organization: Option<&str>) -> DistinguishedName {
     name
 }
 
-fn set_validity(params: &mut CertificateParams, from: Timestamp, to: Timestamp) {
+pub fn set_validity(params: &mut CertificateParams, from: Timestamp, to: Timestamp) {
     let at = |time: Timestamp| {
         let seconds = time.as_second().clamp(0, LAST_SECOND).unsigned_abs();
         rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds)
@@ -142,7 +142,7 @@ pub fn ends_at(name: &str, certificate_pem: &str) -> Result<Timestamp, PkiError>
 }
 
 /// Looks at a certificate; `None` when the text holds none.
-fn read<T>(pem: &str, look: impl FnOnce(&X509Certificate<'_>) -> T) -> Option<T> {
+pub fn read<T>(pem: &str, look: impl FnOnce(&X509Certificate<'_>) -> T) -> Option<T> {
     let (_, pem) = parse_x509_pem(pem.as_bytes()).ok()?;
     pem.parse_x509().ok().map(|certificate| look(&certificate))
 }
@@ -177,7 +177,7 @@ fn names(certificate: &X509Certificate<'_>) -> Option<BTreeSet<String>> {
     names.value.general_names.iter().map(text).collect()
 }
 
-fn is_fresh(certificate: &X509Certificate<'_>, now: Timestamp) -> bool {
+pub fn is_fresh(certificate: &X509Certificate<'_>, now: Timestamp) -> bool {
     let validity = certificate.validity();
     let (from, to) = (validity.not_before.timestamp(), validity.not_after.timestamp());
     let now = now.as_second();

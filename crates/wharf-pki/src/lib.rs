@@ -9,6 +9,7 @@
 //!
 //! **Invariant:** a secret is never in a `Debug` output or an error.
 
+mod agents;
 mod certificate;
 mod kubeconfig;
 mod leaf;
@@ -17,6 +18,7 @@ mod secret;
 
 use jiff::Timestamp;
 
+pub use agents::{Agent, AgentAuthority, LINK_NAME};
 pub use kubeconfig::Kubeconfig;
 pub use leaf::{Authority, Leaf};
 pub use pki::{CertKey, Changes, ClusterPki, Expiry, ServiceAccountKey};

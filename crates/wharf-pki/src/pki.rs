@@ -72,9 +72,9 @@ impl ClusterPki {
     pub fn new(now: Timestamp) -> Result<Self, PkiError> {
         let accounts = generate_key()?;
         Ok(Self {
-            kubernetes_ca: make_authority(Authority::Kubernetes, now)?,
-            etcd_ca: make_authority(Authority::Etcd, now)?,
-            front_proxy_ca: make_authority(Authority::FrontProxy, now)?,
+            kubernetes_ca: make_authority(Authority::Kubernetes.name(), now)?,
+            etcd_ca: make_authority(Authority::Etcd.name(), now)?,
+            front_proxy_ca: make_authority(Authority::FrontProxy.name(), now)?,
             service_account: ServiceAccountKey {
                 private_pem: Secret::new(accounts.serialize_pem()),
                 public_pem: accounts.public_key_pem(),
