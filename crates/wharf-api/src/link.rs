@@ -92,7 +92,9 @@ pub struct NodeConfig {
     /// The text of the network file; without one the node keeps what it has.
     pub network: Option<String>,
     pub node: EdgeNodeInfo,
-    /// There is one when the cluster is large enough for operations to wait for drains.
+    /// How many nodes the cluster has: the agent decides whether they are enough for operations to
+    /// wait for drains.
+    pub nodes: usize,
     pub cluster: Option<EdgeNodeClusterConfig>,
     pub apps: Vec<AppInstanceConfig>,
     pub volumes: Vec<VolumeConfig>,

@@ -6,6 +6,8 @@
 //! Start reading at [`cluster`], then [`access`].
 
 pub mod access;
+pub mod agents;
+pub mod app;
 pub mod cluster;
 pub mod disruption;
 pub mod drain;

@@ -56,6 +56,10 @@ pub enum OperationKind {
     Create,
     Update,
     Delete,
+    /// Of one node, as the next two.
+    Reboot,
+    Shutdown,
+    NodeUpdate,
 }
 
 impl OperationKind {
@@ -64,6 +68,9 @@ impl OperationKind {
             OperationKind::Create => "create",
             OperationKind::Update => "update",
             OperationKind::Delete => "delete",
+            OperationKind::Reboot => "reboot",
+            OperationKind::Shutdown => "shutdown",
+            OperationKind::NodeUpdate => "nodeupdate",
         }
     }
 }

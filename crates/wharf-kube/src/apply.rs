@@ -33,10 +33,25 @@ impl Cluster {
     /// # Errors
     /// A document that is none, or that the API server refuses.
     pub async fn apply(&self, manifests: &str, within: Duration) -> Result<Applied> {
+        self.apply_all(parse(manifests)?, within).await
+    }
+
+    /// As [`Self::apply`], all of it in one namespace: what names none gets it, and what names
+    /// another, or belongs to no namespace at all, is refused.
+    pub async fn apply_in(
+        &self,
+        namespace: &str,
+        manifests: &str,
+        within: Duration,
+    ) -> Result<Applied> {
+        self.apply_all(confined(namespace, manifests)?, within).await
+    }
+
+    async fn apply_all(&self, objects: Vec<Object>, within: Duration) -> Result<Applied> {
         let end = Instant::now() + within;
         let mut kinds = Kinds::default();
         let mut applied = Applied::default();
-        for object in parse(manifests)? {
+        for object in objects {
             let left = end.saturating_duration_since(Instant::now());
             let path = self.path_of(&object, &mut kinds, left).await?;
             let left = end.saturating_duration_since(Instant::now());
@@ -56,10 +71,28 @@ impl Cluster {
     /// # Errors
     /// A document that is none, or whose object is not gone in time.
     pub async fn delete(&self, manifests: &str, within: Duration) -> Result<usize> {
+        self.delete_all(parse(manifests)?, within).await
+    }
+
+    /// Deletes what [`Self::apply_in`] made of `manifests`, but for what `kept` has too.
+    pub async fn delete_in(
+        &self,
+        namespace: &str,
+        manifests: &str,
+        kept: &str,
+        within: Duration,
+    ) -> Result<usize> {
+        let kept = confined(namespace, kept)?;
+        let mut objects = confined(namespace, manifests)?;
+        objects.retain(|object| !kept.iter().any(|kept| kept.is_same(object)));
+        self.delete_all(objects, within).await
+    }
+
+    async fn delete_all(&self, objects: Vec<Object>, within: Duration) -> Result<usize> {
         let end = Instant::now() + within;
         let mut kinds = Kinds::default();
         let mut paths = Vec::new();
-        for object in parse(manifests)?.into_iter().rev() {
+        for object in objects.into_iter().rev() {
             let left = end.saturating_duration_since(Instant::now());
             paths.push((self.path_of(&object, &mut kinds, left).await?, object));
         }
@@ -135,6 +168,9 @@ impl Cluster {
         }
         let Some(kind) = kind else { return Err(object.fault("its kind is not known")) };
         let (prefix, plural, name) = (prefix(group), &kind.name, &object.name);
+        if object.confined && !kind.namespaced {
+            return Err(object.fault("its kind belongs to no namespace"));
+        }
         Ok(if kind.namespaced {
             let namespace = object.namespace.as_deref().unwrap_or("default");
             format!("{prefix}/namespaces/{namespace}/{plural}/{name}")
@@ -188,6 +224,8 @@ struct Object {
     namespace: Option<String>,
     name: String,
     value: Value,
+    /// It must belong to its namespace.
+    confined: bool,
 }
 
 impl std::fmt::Display for Object {
@@ -222,7 +260,33 @@ impl Object {
                 .transpose()?,
             name: need("/metadata/name")?,
             value,
+            confined: false,
         })
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let group =
+            |object: &Self| object.api_version.rsplit_once('/').map(|(group, _)| group.to_owned());
+        group(self) == group(other)
+            && (&self.kind, &self.namespace, &self.name)
+                == (&other.kind, &other.namespace, &other.name)
+    }
+
+    fn confine(&mut self, namespace: &str) -> Result<()> {
+        match self.namespace.as_deref() {
+            None => {
+                if let Some(metadata) =
+                    self.value.get_mut("metadata").and_then(Value::as_object_mut)
+                {
+                    metadata.insert("namespace".to_owned(), namespace.into());
+                }
+                self.namespace = Some(namespace.to_owned());
+            }
+            Some(known) if known == namespace => {}
+            Some(_) => return Err(self.fault(&format!("it must be in namespace {namespace}"))),
+        }
+        self.confined = true;
+        Ok(())
     }
 
     fn fault(&self, reason: &str) -> KubeError {
@@ -245,6 +309,21 @@ fn parse(manifests: &str) -> Result<Vec<Object>> {
     let numbered = documents.into_iter().enumerate();
     let there = numbered.filter(|(_, value)| !value.is_null());
     there.map(|(index, value)| Object::new(index + 1, value)).collect()
+}
+
+/// Whether these are objects that [`Cluster::apply_in`] may take, as far as that can be told without
+/// a cluster.
+///
+/// # Errors
+/// A document that is none, or that names another namespace.
+pub fn check_confined(namespace: &str, manifests: &str) -> Result<()> {
+    confined(namespace, manifests).map(drop)
+}
+
+fn confined(namespace: &str, manifests: &str) -> Result<Vec<Object>> {
+    let mut objects = parse(manifests)?;
+    objects.iter_mut().try_for_each(|object| object.confine(namespace))?;
+    Ok(objects)
 }
 
 /// The object without what the server and controllers keep in it.
@@ -272,6 +351,19 @@ mod tests {
         .unwrap();
         let names: Vec<String> = objects.iter().map(ToString::to_string).collect();
         assert_eq!(names, ["Namespace a", "Role a/system:x"]);
+    }
+
+    #[test]
+    fn what_is_confined_gets_its_namespace_and_nothing_of_another() {
+        let text = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n---\n\
+                    apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: apps}\n";
+        let objects = confined("apps", text).unwrap();
+        let names: Vec<String> = objects.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["Deployment apps/a", "Service apps/a"]);
+        let namespace = objects.first().unwrap().value.pointer("/metadata/namespace");
+        assert_eq!(namespace.unwrap(), "apps", "the API server is told, too");
+        let error = check_confined("other", text).unwrap_err().to_string();
+        assert!(error.contains("Service apps/a"), "{error}");
     }
 
     #[test]

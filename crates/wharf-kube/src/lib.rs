@@ -29,7 +29,7 @@ mod transport;
 mod watch;
 mod workload;
 
-pub use apply::Applied;
+pub use apply::{Applied, check_confined};
 pub use cluster::{Cluster, Probe};
 pub use cordon::{CORDON_BEFORE, CORDON_OWNER, Cordoned, Uncordoned};
 pub use error::KubeError;

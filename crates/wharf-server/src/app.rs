@@ -13,6 +13,7 @@ use wharf_store::{Outcome, Revision, Sealer, Store, Txn};
 
 use crate::{
     access::{Caller, LoginLimits, Passwords, audit, new_id},
+    agents,
     clusters::View,
     config::Config,
     disruptions::Disruptions,
@@ -32,6 +33,8 @@ pub struct AppState {
     pub sealer: Sealer,
     pub hub: Hub,
     pub metrics: Metrics,
+    /// The agents that are linked to this server.
+    pub agents: agents::Board,
     /// What the engines of repair queues say.
     pub repairs: Board,
     /// All clusters, as lists show them.

@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
-use wharf_core::words::nearest;
+use wharf_core::{cluster::ClusterSpec, words::nearest};
 use wharf_store::{EtcdOptions, StoreLocation};
 
 /// Variables with our prefix that are not configuration of the server: the command line's and the
@@ -53,6 +53,7 @@ pub struct Config {
     /// Which log lines to write, as `info` or `wharf_server=debug,info`.
     pub log: String,
     pub tls: Tls,
+    pub agents: Agents,
     pub etcd: Etcd,
     pub limits: Limits,
     pub tokens: Tokens,
@@ -67,6 +68,25 @@ pub struct Tls {
     pub key_file: PathBuf,
     /// Further names and addresses for the certificate that the server makes.
     pub names: Vec<String>,
+}
+
+/// The link to the agents of nodes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Agents {
+    /// Where agents are heard; without it, one port above `listen`.
+    pub listen: String,
+    /// Where agents find this server, as `HOST:PORT`; without it, at the address that a cluster's
+    /// wish gives for the server, and the port of `listen`.
+    pub addresses: Vec<String>,
+    /// Agents that may be linked at once.
+    pub connections: usize,
+}
+
+impl Default for Agents {
+    fn default() -> Self {
+        Self { listen: String::new(), addresses: Vec::new(), connections: 10_000 }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -150,6 +170,7 @@ impl Default for Config {
             resume_on_start: true,
             log: "info".to_owned(),
             tls: Tls::default(),
+            agents: Agents::default(),
             etcd: Etcd::default(),
             limits: Limits::default(),
             tokens: Tokens::default(),
@@ -264,6 +285,7 @@ impl Config {
             ("limits.connections", self.limits.connections),
             ("limits.connections_per_address", self.limits.connections_per_address),
             ("limits.event_streams", self.limits.event_streams),
+            ("agents.connections", self.agents.connections),
             ("tokens.login_hours", self.tokens.login_hours as usize),
             ("audit.retention_days", self.audit.retention_days as usize),
         ] {
@@ -288,8 +310,51 @@ impl Config {
         if self.key_file.as_os_str().is_empty() {
             self.key_file = self.data_dir.join("seal.key");
         }
+        self.agents_listen()?;
         self.store_location()?;
         Ok(self)
+    }
+
+    /// Where agents are heard.
+    pub fn agents_listen(&self) -> Result<SocketAddr, ConfigError> {
+        let text = &self.agents.listen;
+        if !text.is_empty() {
+            let reason = "give an address and a port, such as 0.0.0.0:8444";
+            let bad = |_| ConfigError::BadValue {
+                key: "agents.listen".to_owned(),
+                reason: reason.to_owned(),
+            };
+            return text.parse().map_err(bad);
+        }
+        let mut address = self.listen;
+        // Any port stays any port; above the last one there is none.
+        match address.port() {
+            0 => {}
+            u16::MAX => address.set_port(u16::MAX - 1),
+            port => address.set_port(port + 1),
+        }
+        Ok(address)
+    }
+
+    /// Where the agents of a cluster find this server, which hears them at this port.
+    pub fn agents_addresses(&self, spec: &ClusterSpec, port: u16) -> Vec<String> {
+        match (self.agents.addresses.is_empty(), port) {
+            (false, _) => self.agents.addresses.clone(),
+            (true, 0) => Vec::new(),
+            (true, port) => vec![format!("{}:{port}", spec.single_cloud_address.ip())],
+        }
+    }
+
+    /// The same as far as it is known without a cluster.
+    pub fn own_agents_addresses(&self, port: u16) -> Vec<String> {
+        let listen = self.agents_listen().map(|address| address.ip());
+        match listen {
+            _ if !self.agents.addresses.is_empty() => self.agents.addresses.clone(),
+            Ok(ip) if port != 0 && !ip.is_unspecified() && !ip.is_loopback() => {
+                vec![SocketAddr::new(ip, port).to_string()]
+            }
+            Ok(_) | Err(_) => Vec::new(),
+        }
     }
 
     pub fn socket_path(&self) -> PathBuf {

@@ -27,6 +27,8 @@ pub struct Disruptions {
 pub enum Part {
     Drains,
     Repairs,
+    /// Reboots, shutdowns and updates.
+    Operations,
 }
 
 /// A machine that is noted as out of service until this is dropped.
@@ -47,6 +49,7 @@ struct State {
     epoch: Option<u64>,
     drains_loaded: bool,
     repairs_loaded: bool,
+    operations_loaded: bool,
     repairs: Vec<(String, Disruption)>,
     /// Everything but repairs.
     others: Guard,
@@ -62,6 +65,7 @@ impl Disruptions {
             state.epoch = Some(epoch);
             state.drains_loaded = false;
             state.repairs_loaded = false;
+            state.operations_loaded = false;
         });
     }
 
@@ -87,6 +91,7 @@ impl Disruptions {
                 match part {
                     Part::Drains => state.drains_loaded = true,
                     Part::Repairs => state.repairs_loaded = true,
+                    Part::Operations => state.operations_loaded = true,
                 }
             }
         });
@@ -175,7 +180,7 @@ impl Cluster {
 
 impl State {
     fn is_open(&self) -> bool {
-        self.epoch.is_some() && self.drains_loaded && self.repairs_loaded
+        self.epoch.is_some() && self.drains_loaded && self.repairs_loaded && self.operations_loaded
     }
 
     /// Everything that is out, repairs too.
@@ -232,6 +237,7 @@ mod tests {
         all.own("demo", 1);
         all.loaded("demo", 1, Part::Drains);
         all.loaded("demo", 1, Part::Repairs);
+        all.loaded("demo", 1, Part::Operations);
         all
     }
 
@@ -300,6 +306,8 @@ mod tests {
         all.loaded("demo", 1, Part::Drains);
         assert!(!is_open(&all).await);
         all.loaded("demo", 1, Part::Repairs);
+        assert!(!is_open(&all).await);
+        all.loaded("demo", 1, Part::Operations);
         assert!(is_open(&all).await);
 
         let held = all.restore("demo", "a", CRITICAL);
@@ -308,9 +316,11 @@ mod tests {
         all.own("demo", 3);
         all.loaded("demo", 1, Part::Drains);
         all.loaded("demo", 1, Part::Repairs);
+        all.loaded("demo", 1, Part::Operations);
         assert!(!is_open(&all).await, "an earlier task says nothing about now");
         all.loaded("demo", 3, Part::Drains);
         all.loaded("demo", 3, Part::Repairs);
+        all.loaded("demo", 3, Part::Operations);
         assert!(is_open(&all).await);
         assert!(all.claim("demo", "b", CRITICAL).is_err(), "what is held still counts");
         drop(held);

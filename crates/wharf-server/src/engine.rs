@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 pub use fenced::{Fenced, FencedError};
 pub use journal::Journal;
-pub use member::{MEMBER_TTL, Member};
+pub use member::{MEMBER_TTL, Member, observe_members};
 pub use owner::{Engine, new_server_id};
 
 /// The clusters that this server owns, each with the epoch under which it does.

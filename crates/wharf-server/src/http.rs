@@ -3,6 +3,7 @@
 //! Start reading at [`routes`]: one list of all routes with the role that each needs.
 
 pub mod answer;
+pub mod apps;
 pub mod audit;
 pub mod clusters;
 pub mod convert;

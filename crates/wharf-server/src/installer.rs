@@ -26,7 +26,7 @@ use wharf_core::{
 pub use cluster::{CORDON_OWNER, connect, give_back};
 pub use converge::plan;
 pub use failure::{Failure, Outcome};
-pub use world::{HostPlan, World, preflight};
+pub use world::{HostPlan, World, identity, preflight};
 
 use crate::{
     app::App,
@@ -54,5 +54,8 @@ pub async fn run(job: Job, kind: OperationKind) -> Outcome<Done> {
     match kind {
         OperationKind::Create | OperationKind::Update => converge::converge(&job).await,
         OperationKind::Delete => delete::delete(&job).await,
+        OperationKind::Reboot | OperationKind::Shutdown | OperationKind::NodeUpdate => {
+            Err(Failure::new("operations of nodes are not the installer's"))
+        }
     }
 }

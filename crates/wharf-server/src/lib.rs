@@ -11,7 +11,9 @@
 //! itself.
 
 pub mod access;
+pub mod agents;
 pub mod app;
+pub mod apps;
 pub mod clusters;
 pub mod config;
 pub mod console;
@@ -71,6 +73,8 @@ const NUDGES: usize = 16;
 pub struct Running {
     pub app: App,
     pub address: SocketAddr,
+    /// The port where agents are heard; 0 when they are not.
+    pub agents_port: u16,
     /// The admin's password, if this start made it.
     pub admin_password: Option<String>,
     /// The authority to trust, if the server has its own.
@@ -87,6 +91,7 @@ pub async fn run(config: Config) -> Result<(), ServerError> {
         address = %running.address,
         server = %running.app.me,
         version = env!("CARGO_PKG_VERSION"),
+        agents_port = running.agents_port,
         "serving {scheme}"
     );
     if let Some(authority) = &running.authority {
@@ -120,19 +125,28 @@ pub async fn start(config: Config) -> Result<Running, ServerError> {
         false => Some(tls::identity(&config, &hostname, now)?),
     };
     let tcp = listener::bind_tcp(config.listen).await?;
+    let link = agents::bind(&config).await?;
     let store = Store::open(&options).await?;
-    let started = start_on(config, store.clone(), tcp, identity, &hostname, now).await;
+    let ports = Ports { tcp, link };
+    let started = start_on(config, store.clone(), ports, identity, &hostname, now).await;
     if started.is_err() {
         store.close().await;
     }
     started
 }
 
+/// What listens before the store is opened.
+struct Ports {
+    tcp: TcpListener,
+    /// For agents.
+    link: Option<TcpListener>,
+}
+
 /// Brings up the parts on a store that is open.
 async fn start_on(
     config: Config,
     store: Store,
-    tcp: TcpListener,
+    Ports { tcp, link }: Ports,
     identity: Option<tls::Identity>,
     hostname: &str,
     now: Timestamp,
@@ -142,6 +156,9 @@ async fn start_on(
     let address = tcp
         .local_addr()
         .map_err(|source| ServerError::Listen { address: config.listen, source })?;
+    let link_port = link.as_ref().and_then(|link| link.local_addr().ok()).map(|at| at.port());
+    let authority = agents::authority(&store, &sealer, now).await?;
+    let board = agents::Board::new(authority, link_port.unwrap_or(0));
     let unix = listener::bind_unix(&config.socket_path()).await?;
     // Last: a password that was made by a start that failed would never be told.
     let admin_password = first_admin(&config, &store, &passwords).await?;
@@ -151,6 +168,7 @@ async fn start_on(
     let me = Member {
         id: new_server_id(hostname),
         address: address.to_string(),
+        agents: config.own_agents_addresses(board.port),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started_at: now,
     };
@@ -163,6 +181,7 @@ async fn start_on(
         store,
         sealer,
         repairs,
+        agents: board,
         metrics,
         clusters: clusters::View::default(),
         passwords,
@@ -185,10 +204,13 @@ async fn start_on(
     tasks.spawn(app.hub.clone().run(app.stopping.clone()));
     tasks.spawn(engine.run(app.stopping.clone()));
     tasks.spawn(engine::keeper::run(app.clone(), app.stopping.clone()));
+    tasks.spawn(agents::follow(app.clone(), app.stopping.clone()));
+    tasks.spawn(agents::serve(app.clone(), link));
     tasks.spawn(janitor::run(app.clone(), app.stopping.clone()));
     tasks.spawn(listener::serve(app.clone(), routes::router(&app), listeners));
     let authority = identity.and_then(|identity| identity.authority);
-    Ok(Running { app, address, admin_password, authority, tasks })
+    let agents_port = app.agents.port;
+    Ok(Running { app, address, agents_port, admin_password, authority, tasks })
 }
 
 impl Running {

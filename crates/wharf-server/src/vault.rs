@@ -3,10 +3,12 @@
 //! Guarantees: nothing of it is in the store in clear, and neither its `Debug` nor an event shows
 //! any. It goes with the cluster's record, in the same transaction.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use wharf_core::{cluster::ClusterSecrets, record::Kind};
-use wharf_pki::ClusterPki;
+use wharf_pki::{CertKey, ClusterPki};
 use wharf_store::{Sealed, StoreError, StoreResult, Stored, Txn};
 
 use crate::app::AppState;
@@ -18,6 +20,9 @@ pub struct Vault {
     /// Certificates and keys that the installer made, in its own form.
     #[serde(default)]
     pub pki: Option<ClusterPki>,
+    /// Of the agents, by the node's name; the server's own authority signed them.
+    #[serde(default)]
+    pub agents: BTreeMap<String, CertKey>,
     /// How an imported cluster is reached.
     #[serde(default)]
     pub kubeconfig: Option<String>,

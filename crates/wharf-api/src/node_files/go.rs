@@ -51,6 +51,14 @@ pub struct Uuid([u8; 16]);
 pub struct NotAUuid;
 
 impl Uuid {
+    /// One that nobody has, of random bytes.
+    pub fn random(mut bytes: [u8; 16]) -> Self {
+        let [_, _, _, _, _, _, version, _, variant, ..] = &mut bytes;
+        *version = *version & 0x0f | 0x40;
+        *variant = *variant & 0x3f | 0x80;
+        Self(bytes)
+    }
+
     pub fn is_nil(&self) -> bool {
         *self == Self::default()
     }
@@ -233,6 +241,7 @@ impl<T: Serialize> Serialize for List<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Vec::deserialize(deserializer).map(Self)
+        let items: Option<Vec<T>> = Option::deserialize(deserializer)?;
+        Ok(Self(items.unwrap_or_default()))
     }
 }

@@ -7,7 +7,8 @@ use ipnet::IpNet;
 /// What the node is told of its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The logical label of the port; where ports have none, the interface's name.
+    /// The logical label of the port; where ports have none, the interface's name. An empty one stands
+    /// for whichever port has the address.
     pub interface: String,
     /// The node's own address, with the length of the network's prefix.
     pub prefix: Option<IpNet>,
@@ -77,7 +78,8 @@ pub fn decide_cluster_status(config: Option<&Config>, ports: &[Port]) -> Option<
 fn readiness(config: &Config, ports: &[Port]) -> Readiness {
     let Some(prefix) = config.prefix else { return Readiness::NoPrefix };
     let (label, address) = (config.interface.clone(), prefix.addr());
-    let named = || ports.iter().filter(|port| port.label == label && !port.if_name.is_empty());
+    let is_meant = |port: &&Port| label.is_empty() || port.label == label;
+    let named = || ports.iter().filter(is_meant).filter(|port| !port.if_name.is_empty());
     let has = |port: &&Port| !port.invalid && port.addresses.contains(&address);
     if let Some(port) = named().find(has) {
         return Readiness::Ready { if_name: port.if_name.clone(), address };
@@ -100,6 +102,9 @@ impl fmt::Display for Readiness {
         match self {
             Readiness::Ready { if_name, address } => write!(f, "{address} is there on {if_name}"),
             Readiness::NoPrefix => f.write_str("the node has no address in the cluster"),
+            Readiness::NoAddress { label, address } if label.is_empty() => {
+                write!(f, "no port carries {address}")
+            }
             Readiness::NoPort { label } => write!(f, "there is no port {label}"),
             Readiness::InvalidPort { label } => {
                 write!(f, "the configuration of port {label} is not valid")
@@ -164,6 +169,17 @@ mod tests {
         let ready = decide_cluster_status(Some(&config()), &[good()]).unwrap();
         assert!(ready.readiness.is_ready());
         assert_eq!((ready.token.as_str(), ready.error), ("secret", None));
+    }
+
+    #[test]
+    fn without_a_label_any_port_will_do_that_has_the_address() {
+        let anywhere = Config { interface: String::new(), ..config() };
+        let say = |ports: &[Port]| {
+            decide_cluster_status(Some(&anywhere), ports).unwrap().readiness.to_string()
+        };
+        let ports = [port("a", &["10.0.0.1"]), port("b", &["10.244.244.2"])];
+        assert_eq!(say(&ports), "10.244.244.2 is there on eth1");
+        assert_eq!(say(&[port("a", &["10.0.0.1"])]), "no port carries 10.244.244.2");
     }
 
     #[test]

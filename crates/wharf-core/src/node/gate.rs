@@ -430,6 +430,6 @@ pub(super) fn later(from: Timestamp, wait: Duration) -> Timestamp {
 
 /// Whether the time has passed. A clock that was set back makes it so too: nobody waits for a time
 /// that is not coming.
-pub(super) fn is_over(since: Timestamp, wait: Duration, now: Timestamp) -> bool {
+pub fn is_over(since: Timestamp, wait: Duration, now: Timestamp) -> bool {
     now < since || now >= later(since, wait)
 }

@@ -83,7 +83,8 @@ async fn store(
     let mut spec = found.spec;
     spec.kubernetes_version = seen.version.trim_start_matches('v').to_owned();
     let health = HealthRecord::new(name, Some(seen.version), seen.nodes, seen.measured);
-    let vault = Vault { secrets: found.secrets, pki: None, kubeconfig: Some(found.kubeconfig) };
+    let vault =
+        Vault { secrets: found.secrets, kubeconfig: Some(found.kubeconfig), ..Vault::default() };
     for _ in 0..TRIES {
         refuse_duplicate(app, name).await?;
         let txn = claim(app, &spec).await?;

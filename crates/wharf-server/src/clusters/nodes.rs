@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use wharf_core::{
+    agents::{AgentRecord, NodeOperation},
     cluster::{
-        ClusterRecord, NodeRecord, NodeRole, NodeSpec,
+        ClusterRecord, NodeRecord, NodeRole, NodeSpec, Origin,
         health::{HealthRecord, NodeHealth},
     },
     drain::DrainRecord,
@@ -14,6 +15,7 @@ use wharf_store::Stored;
 use super::get_served;
 use crate::{
     access::Caller,
+    agents,
     app::AppState,
     drains,
     error::{ApiError, ApiResult},
@@ -27,6 +29,10 @@ pub struct Node {
     pub health: Option<NodeHealth>,
     /// The drain that is under way.
     pub drain: Option<DrainRecord>,
+    /// What is known of its agent, and whether it is linked; not of nodes that we did not install.
+    pub agent: Option<(AgentRecord, bool)>,
+    /// The reboot, shutdown or update that is under way.
+    pub operation: Option<NodeOperation>,
 }
 
 impl Node {
@@ -74,7 +80,21 @@ pub async fn list(
             node.drain = Some(drain);
         }
     }
+    if record.value.origin == Origin::Installed {
+        add_agents(&mut nodes, agents::known(&app.store, cluster).await?);
+    }
     Ok((record, nodes))
+}
+
+fn add_agents(nodes: &mut [Node], mut known: agents::Known) {
+    known.operations.retain(|operation| operation.value.is_running());
+    for node in nodes {
+        let agent = known.agents.iter().find(|agent| agent.node == node.name);
+        let linked = agent.is_some_and(|agent| agent.is_linked(&known.members));
+        node.agent = Some((agent.cloned().unwrap_or_default(), linked));
+        let operation = known.operations.iter().find(|one| one.value.node == node.name);
+        node.operation = operation.map(|operation| operation.value.clone());
+    }
 }
 
 pub async fn get(
@@ -102,6 +122,8 @@ fn merge(record: &ClusterRecord, health: &[NodeHealth]) -> Vec<Node> {
             record: None,
             health: None,
             drain: None,
+            agent: None,
+            operation: None,
         });
         fill(node);
     };

@@ -135,7 +135,11 @@ pub async fn page(
                     let path = format!("/console/operations/{}", last.id);
                     Ok(Redirect::to(&path).into_response())
                 }
-                OperationKind::Create | OperationKind::Update => Err(super::not_found()),
+                OperationKind::Create
+                | OperationKind::Update
+                | OperationKind::Reboot
+                | OperationKind::Shutdown
+                | OperationKind::NodeUpdate => Err(super::not_found()),
             };
         }
         other => other?,

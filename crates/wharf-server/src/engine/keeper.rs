@@ -24,8 +24,9 @@ use wharf_store::{Revision, Store, StoreError, Stored, Txn, typed::key_of};
 
 use super::{Fenced, FencedError, Journal};
 use crate::{
+    agents,
     app::App,
-    drains,
+    apps, drains,
     installer::{self, Done, Failure, Job, Outcome},
     probe, repair,
 };
@@ -56,6 +57,18 @@ pub async fn run(app: App, stop: CancellationToken) {
                 let end = token.clone();
                 tasks.spawn(async move {
                     let begin = || drains::keep(owned.clone(), end.clone());
+                    begin_again(&owned.cluster, &end, begin).await;
+                });
+                let owned = agents::Owned { app: app.clone(), cluster: cluster.clone(), epoch };
+                let end = token.clone();
+                tasks.spawn(async move {
+                    let begin = || agents::keep(owned.clone(), end.clone());
+                    begin_again(&owned.cluster, &end, begin).await;
+                });
+                let owned = apps::Owned { app: app.clone(), cluster: cluster.clone(), epoch };
+                let end = token.clone();
+                tasks.spawn(async move {
+                    let begin = || apps::keep(owned.clone(), end.clone());
                     begin_again(&owned.cluster, &end, begin).await;
                 });
                 let (app, stop) = (app.clone(), token.clone());
@@ -259,7 +272,14 @@ impl Keeper {
             repair::give_all_back(&self.app, &self.cluster).await?;
             repair::empty_fenced(&self.app.store, &self.cluster, &self.fenced).await?;
             drains::give_all_back(&self.app, &self.cluster).await?;
-            while let Some(txn) = drains::removal(&self.app.store, &self.cluster).await? {
+            let (store, cluster) = (&self.app.store, &self.cluster);
+            while let Some(txn) = drains::removal(store, cluster).await? {
+                self.fenced.commit(|_| Ok(txn.clone())).await?;
+            }
+            while let Some(txn) = agents::removal(store, cluster).await? {
+                self.fenced.commit(|_| Ok(txn.clone())).await?;
+            }
+            while let Some(txn) = apps::removal(store, cluster).await? {
                 self.fenced.commit(|_| Ok(txn.clone())).await?;
             }
         }
@@ -343,9 +363,12 @@ impl Ended {
             (OperationKind::Create, Ended::Done(_)) => ClusterEvent::CreateSucceed,
             (OperationKind::Create, Ended::Failed(_)) => ClusterEvent::CreateFailed,
             (OperationKind::Create, Ended::Canceled) => ClusterEvent::CreateCanceled,
-            (OperationKind::Update, Ended::Done(_) | Ended::Failed(_)) => {
-                ClusterEvent::UpdateCompleted
-            }
+            (OperationKind::Update, Ended::Done(_) | Ended::Failed(_))
+            // Those of nodes are not the installer's, and change no cluster.
+            | (
+                OperationKind::Reboot | OperationKind::Shutdown | OperationKind::NodeUpdate,
+                _,
+            ) => ClusterEvent::UpdateCompleted,
             (OperationKind::Update, Ended::Canceled) => ClusterEvent::UpdateCanceled,
             (OperationKind::Delete, _) => ClusterEvent::DeleteCompleted,
         }
@@ -387,7 +410,10 @@ fn next_step(record: &OperationRecord) -> Option<String> {
     match record.kind {
         OperationKind::Create => Some(format!("{again}, or delete the cluster")),
         OperationKind::Update => Some(again),
-        OperationKind::Delete => None,
+        OperationKind::Delete
+        | OperationKind::Reboot
+        | OperationKind::Shutdown
+        | OperationKind::NodeUpdate => None,
     }
 }
 

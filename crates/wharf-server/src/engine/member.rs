@@ -16,6 +16,9 @@ pub const MEMBER_TTL: Duration = Duration::from_secs(5);
 pub struct Member {
     pub id: ServerId,
     pub address: String,
+    /// Where it hears agents, as far as that is known.
+    #[serde(default)]
+    pub agents: Vec<String>,
     pub version: String,
     pub started_at: Timestamp,
 }

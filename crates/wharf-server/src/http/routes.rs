@@ -23,7 +23,7 @@ use wharf_api::error::ErrorCode;
 use wharf_core::access::{Need, Role, Scope};
 
 use super::{
-    audit, clusters, docs, drains, events,
+    apps, audit, clusters, docs, drains, events,
     extract::Prefix,
     health, kubeconfigs,
     layers::{self, Peer, RequestId},
@@ -62,6 +62,10 @@ fn api(app: &App) -> Table {
         .add(Need::Viewer, routes!(nodes::list))
         .add(Need::Viewer, routes!(nodes::get))
         .add(Need::Admin, routes!(nodes::act))
+        .add(Need::Viewer, routes!(nodes::get_operation))
+        .add(Need::Admin, routes!(apps::list, apps::create))
+        .add(Need::Admin, routes!(apps::get, apps::update, apps::delete))
+        .add(Need::Admin, routes!(apps::trace))
         .add(Need::Viewer, routes!(drains::list))
         .add(Need::Viewer, routes!(drains::get))
         .add(Need::Viewer, routes!(repairs::list))

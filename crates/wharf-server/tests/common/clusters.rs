@@ -48,6 +48,7 @@ pub async fn leave_alone(server: &TestServer, names: &[&str]) {
         let member = Member {
             id: id.clone(),
             address: String::new(),
+            agents: Vec::new(),
             version: String::new(),
             started_at: now,
         };

@@ -1,8 +1,8 @@
 //! The agent: pod network and the balancer before the API servers.
 
-use std::net::SocketAddrV4;
+use std::{collections::BTreeMap, net::SocketAddrV4};
 
-use crate::cluster::{NetworkPlugin, NodeRecord, NodeRole};
+use crate::cluster::{ClusterSpec, NetworkPlugin, NodeRecord, NodeRole};
 use crate::install::{
     credentials::path,
     document::{DocumentError, DocumentInput, Stage},
@@ -22,7 +22,7 @@ const CONFLIST: &str = "/etc/wharf/cni/net.d/10-wharf.conflist";
 const USUAL_MTU: u32 = 1500;
 
 pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> {
-    let network = network_file(input)?;
+    let network = network_file(input.spec, &input.node.name, input.nodes)?;
     let mut reloaded_files = vec![text_file(NETWORK_FILE, 0o644, render_network(&network))];
     if network.mode != NetworkMode::None {
         let interface_mtu = if input.facts.mtu == 0 { USUAL_MTU } else { input.facts.mtu };
@@ -54,26 +54,31 @@ fn render_config(node: &str) -> String {
     format!("node_name = {}\nnetwork_file = {}\n", quoted(node), quoted(NETWORK_FILE))
 }
 
-fn render_network(file: &NetworkFile) -> String {
+/// The text of the network file, whoever writes it.
+pub fn render_network(file: &NetworkFile) -> String {
     // A value of ours that has only strings and numbers can always be written.
     serde_json::to_string_pretty(file).unwrap_or_default() + "\n"
 }
 
-/// What the agent on the input's node must know of the others.
-pub fn network_file(input: &DocumentInput<'_>) -> Result<NetworkFile, DocumentError> {
-    let own = input.record()?;
-    let others = input.nodes.values().filter(|record| record.spec.name != own.spec.name);
-    let servers = input.nodes.values().filter(|record| record.spec.is(NodeRole::Controlplane));
+/// What the agent on a node must know of the others.
+pub fn network_file(
+    spec: &ClusterSpec,
+    node: &str,
+    nodes: &BTreeMap<String, NodeRecord>,
+) -> Result<NetworkFile, DocumentError> {
+    let own = nodes.get(node).ok_or_else(|| DocumentError::NoPodCidr(node.to_owned()))?;
+    let others = nodes.values().filter(|record| record.spec.name != own.spec.name);
+    let servers = nodes.values().filter(|record| record.spec.is(NodeRole::Controlplane));
     Ok(NetworkFile {
         node: network_node(own),
-        cluster_cidr: input.spec.cluster_cidr.trunc(),
-        service_cidr: input.spec.service_cidr.trunc(),
-        mode: match input.spec.network.plugin {
+        cluster_cidr: spec.cluster_cidr.trunc(),
+        service_cidr: spec.service_cidr.trunc(),
+        mode: match spec.network.plugin {
             NetworkPlugin::Routed => NetworkMode::Routed,
             NetworkPlugin::Vxlan => NetworkMode::Vxlan,
             NetworkPlugin::None => NetworkMode::None,
         },
-        interface: input.spec.network.iface.clone(),
+        interface: spec.network.iface.clone(),
         peers: others.map(network_node).collect(),
         balancer: Balancer {
             listen: BALANCER,

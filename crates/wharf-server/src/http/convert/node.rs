@@ -2,9 +2,12 @@
 
 use jiff::Timestamp;
 use wharf_api::{node as wire, resource::Head};
-use wharf_core::cluster::{
-    ClusterRecord,
-    health::{Amounts, NodeHealth},
+use wharf_core::{
+    agents::{AgentRecord, DrainSaid, NodeOperation},
+    cluster::{
+        ClusterRecord,
+        health::{Amounts, NodeHealth},
+    },
 };
 use wharf_store::Stored;
 
@@ -55,7 +58,67 @@ pub fn node(
         host_key: node.record.as_ref().and_then(|record| record.host_key.clone()),
         cordoned: health.cordoned,
         drain: node.drain.as_ref().map(|record| drain::drain(prefix, record, now)),
+        agent: node.agent.as_ref().map(|(record, linked)| agent(record, *linked, now)),
+        operation: node
+            .operation
+            .as_ref()
+            .map(|one| operation(prefix, one, node.agent.as_ref().map(|(record, _)| record))),
         usage: usage(used.0, used.1),
+    }
+}
+
+fn agent(record: &AgentRecord, linked: bool, now: Timestamp) -> wire::Agent {
+    wire::Agent {
+        link: if linked { "linked" } else { "no link" }.to_owned(),
+        health: match (linked && record.reported, record.faults.is_empty()) {
+            (false, _) => "unknown",
+            (true, true) => "ok",
+            (true, false) => "faults",
+        }
+        .to_owned(),
+        faults: record.faults.clone(),
+        version: record.version.clone(),
+        // Whoever is linked speaks all the time.
+        last_contact: if linked { Some(now) } else { record.seen_at },
+        drain_status: record.drain.as_ref().map(drain_name),
+    }
+}
+
+fn drain_name(drain: &DrainSaid) -> String {
+    drain.known().map_or("UNKNOWN", |status| status.name()).to_owned()
+}
+
+pub fn operation(
+    prefix: &str,
+    record: &NodeOperation,
+    agent: Option<&AgentRecord>,
+) -> wire::NodeOperation {
+    let collection = format!("{prefix}/clusters/{}/nodes/{}", record.cluster, record.node);
+    let agent = agent.filter(|_| record.is_running());
+    let drain = agent.and_then(|agent| agent.drain.as_ref());
+    let (image, sha256) = record.image.clone().unzip();
+    wire::NodeOperation {
+        head: Head {
+            id: record.id.clone(),
+            type_: "nodeOperation".to_owned(),
+            links: only_self(&collection, "operation"),
+            creation_timestamp: record.started_at,
+            deletion_timestamp: None,
+        },
+        cluster: record.cluster.clone(),
+        node: record.node.clone(),
+        kind: record.kind.name().to_owned(),
+        image,
+        sha256,
+        state: record.state.name().to_owned(),
+        reason: record.reason.clone(),
+        deferred: agent.is_some_and(AgentRecord::defers),
+        drain_status: drain.map(drain_name),
+        blocking: drain.map(|drain| drain.blocking.clone()).unwrap_or_default(),
+        requested_by: record.requested_by.clone(),
+        started_at: record.started_at,
+        ended_at: record.ended_at,
+        canceled: record.canceled_at.is_some(),
     }
 }
 

@@ -1,0 +1,128 @@
+//! What the server knows of the agents of its clusters, and what it wants of their nodes.
+//!
+//! An agent's words come to whichever server it is linked to and are stored as an [`AgentRecord`];
+//! the owner of the cluster acts on the record. So does what is wanted travel the other way: as a
+//! [`NodeOperation`], which the linked server hands to the agent.
+
+mod config_get;
+mod operation;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{cluster::ServerId, disruption, node::status::DrainStatus, record::Kind};
+
+pub use config_get::{GRACE, config_get};
+pub use operation::{Next, NodeOperation, decide_operation};
+
+/// What is known of the agent of a node. The id is `<cluster>/<node>`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct AgentRecord {
+    pub cluster: String,
+    pub node: String,
+    /// Which server it is linked to; one that is no member any more has lost it.
+    pub server: Option<ServerId>,
+    /// Tells one connection from the next.
+    pub link: u64,
+    /// When it was linked, or said something, or was lost.
+    pub seen_at: Option<Timestamp>,
+    /// Of its program.
+    pub version: String,
+    pub boot_id: String,
+    /// It has said how it is since it was linked.
+    pub reported: bool,
+    /// What is not as it should be there, a sentence each.
+    pub faults: Vec<String>,
+    pub drain: Option<DrainSaid>,
+    /// For what a drain is wanted there, whoever wants it.
+    pub wants: Option<disruption::Kind>,
+    pub jobs: Vec<JobSaid>,
+    /// The version or the state of what the node is updated to, and whether it failed.
+    pub base_os: Option<String>,
+}
+
+impl Kind for AgentRecord {
+    const KIND: &'static str = "agent";
+}
+
+impl AgentRecord {
+    pub fn key(cluster: &str, node: &str) -> String {
+        format!("{cluster}/{node}")
+    }
+
+    /// Whether it is linked to one of these servers.
+    pub fn is_linked(&self, members: &[ServerId]) -> bool {
+        self.server.as_ref().is_some_and(|server| members.contains(server))
+    }
+
+    /// Whether operations there wait for a drain: not in a cluster that is too small for it.
+    pub fn defers(&self) -> bool {
+        let status = self.drain.as_ref().and_then(DrainSaid::known);
+        !matches!(status, None | Some(DrainStatus::NotSupported | DrainStatus::Unknown))
+    }
+}
+
+/// How far a drain on the node is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DrainSaid {
+    /// The number of a [`DrainStatus`].
+    pub status: u8,
+    pub reason: String,
+    /// The pods that block, a sentence each.
+    pub blocking: Vec<String>,
+}
+
+impl DrainSaid {
+    pub fn known(&self) -> Option<DrainStatus> {
+        DrainStatus::from_number(self.status)
+    }
+}
+
+/// What became of a wish.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct JobSaid {
+    pub id: String,
+    pub phase: JobPhase,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobPhase {
+    #[default]
+    Preparing,
+    Deferred,
+    Commanding,
+    Leaving,
+    Done,
+    Failed,
+    Canceled,
+}
+
+impl JobPhase {
+    pub const ALL: [JobPhase; 7] = [
+        JobPhase::Preparing,
+        JobPhase::Deferred,
+        JobPhase::Commanding,
+        JobPhase::Leaving,
+        JobPhase::Done,
+        JobPhase::Failed,
+        JobPhase::Canceled,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            JobPhase::Preparing => "preparing",
+            JobPhase::Deferred => "deferred",
+            JobPhase::Commanding => "commanding",
+            JobPhase::Leaving => "leaving",
+            JobPhase::Done => "done",
+            JobPhase::Failed => "failed",
+            JobPhase::Canceled => "canceled",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|phase| phase.name() == name)
+    }
+}

@@ -1,0 +1,282 @@
+//! One task for each cluster that this server owns: it lets operations on nodes in, and follows them
+//! by what the agents say.
+//!
+//! Flow: read the records, decide about each ([`decide_operation`]), write, wait for the next change.
+//! A crash anywhere is a new look at the records. Whatever was let in counts as out of service
+//! before anybody new is let in.
+
+use std::{collections::HashMap, time::Duration};
+
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use wharf_core::{
+    agents::{AgentRecord, Next, NodeOperation, decide_operation},
+    cluster::ClusterRecord,
+    disruption::Disruption,
+    operation::{OperationRecord, OperationState},
+};
+use wharf_store::{StoreError, Stored, Txn, Watch, typed::key_of};
+
+use super::{Known, known, operations::journal};
+use crate::{
+    access::new_id,
+    app::App,
+    clusters::{nodes, operations},
+    disruptions::{Claim, Part},
+    engine::{Fenced, FencedError, Member},
+    error::chain,
+};
+
+/// How long to wait before trying again after the store failed.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A cluster that this server owns.
+#[derive(Clone)]
+pub struct Owned {
+    pub app: App,
+    pub cluster: String,
+    pub epoch: u64,
+}
+
+/// Carries out the operations of a cluster's nodes until told to stop.
+pub async fn keep(owned: Owned, stop: CancellationToken) {
+    let Owned { app, cluster, epoch } = &owned;
+    let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), *epoch);
+    let mut engine = Engine { owned: owned.clone(), fenced, claims: HashMap::new() };
+    loop {
+        let ended = tokio::select! {
+            () = stop.cancelled() => return,
+            Err(error) = engine.follow() => error,
+        };
+        match ended {
+            FencedError::Fenced { .. } | FencedError::Gone { .. } => return,
+            // That the past is gone is no trouble: everything is read again.
+            FencedError::Store(StoreError::Compacted { .. }) => continue,
+            FencedError::Store(_) | FencedError::Contended { .. } => {
+                let error = chain(&ended);
+                tracing::warn!(error, cluster, "will look again for operations of nodes");
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+}
+
+struct Engine {
+    owned: Owned,
+    fenced: Fenced,
+    /// By the node's name, with the operation that holds it.
+    claims: HashMap<String, (String, Claim)>,
+}
+
+impl Engine {
+    /// Never ends but by an error.
+    async fn follow(&mut self) -> Result<std::convert::Infallible, FencedError> {
+        let Owned { app, cluster, epoch } = self.owned.clone();
+        let now = app.store.revision().await?;
+        let watch = async |prefix: String| app.store.watch(&prefix, now).await;
+        let mut watches = [
+            watch(key_of::<NodeOperation>(&NodeOperation::key(&cluster, ""))).await?,
+            watch(key_of::<AgentRecord>(&AgentRecord::key(&cluster, ""))).await?,
+            watch(key_of::<Member>("")).await?,
+        ];
+        let mut guard = app.disruptions.changed(&cluster);
+        let all = known(&app.store, &cluster).await?;
+        all.operations.iter().for_each(|operation| self.restore(&operation.value));
+        app.disruptions.loaded(&cluster, epoch, Part::Operations);
+        app.disruptions.opened(&cluster).await;
+        loop {
+            guard.mark_unchanged();
+            let all = known(&app.store, &cluster).await?;
+            let wake = self.look(&all).await?;
+            tokio::select! {
+                changed = next(&mut watches) => changed?,
+                _ = guard.changed() => {}
+                () = tokio::time::sleep(wake.unwrap_or(Duration::MAX)) => {}
+            }
+        }
+    }
+
+    /// What was let in before counts before anybody new is let in.
+    fn restore(&mut self, operation: &NodeOperation) {
+        if !operation.is_out() || self.claims.contains_key(&operation.node) {
+            return;
+        }
+        let Owned { app, cluster, .. } = &self.owned;
+        let known = disruption(operation);
+        let claim = app.disruptions.restore(cluster, &operation.machine, known);
+        self.claims.insert(operation.node.clone(), (operation.id.clone(), claim));
+    }
+
+    /// Looks at all operations; when to look again although nothing changed.
+    async fn look(&mut self, all: &Known) -> Result<Option<Duration>, FencedError> {
+        let mut wake: Option<Duration> = None;
+        let gone = |node: &String| !all.operations.iter().any(|one| &one.value.node == node);
+        self.claims.retain(|node, _| !gone(node));
+        for operation in &all.operations {
+            self.restore(&operation.value);
+            let silent = AgentRecord::default();
+            let agent = all.agents.iter().find(|agent| agent.node == operation.value.node);
+            let agent = agent.unwrap_or(&silent);
+            let linked = agent.is_linked(&all.members);
+            let next = decide_operation(&operation.value, agent, linked, Timestamp::now());
+            if let Next::WaitFor(time, _) = &next {
+                wake = Some(wake.map_or(*time, |known| known.min(*time)));
+            }
+            self.act(operation, next).await?;
+        }
+        for agent in &all.agents {
+            let busy = all.operations.iter().any(|operation| {
+                operation.value.node == agent.node && operation.value.is_running()
+            });
+            if !busy && agent.wants.is_some() && agent.is_linked(&all.members) {
+                self.let_in_local(agent).await?;
+            }
+        }
+        Ok(wake)
+    }
+
+    async fn act(&mut self, stored: &Stored<NodeOperation>, next: Next) -> Result<(), FencedError> {
+        let old = &stored.value;
+        match next {
+            Next::Ask => {
+                let Owned { app, cluster, .. } = &self.owned;
+                match app.disruptions.claim(cluster, &old.machine, disruption(old)) {
+                    Ok(claim) => {
+                        self.claims.insert(old.node.clone(), (old.id.clone(), claim));
+                        let new = NodeOperation { admitted: true, reason: None, ..old.clone() };
+                        self.write(stored, &new, Some("let in by the cluster's guard")).await
+                    }
+                    Err(refusal) => self.wait(stored, refusal.to_string()).await,
+                }
+            }
+            Next::Wait(reason) | Next::WaitFor(_, reason) => self.wait(stored, reason).await,
+            Next::End { state, reason, away } => {
+                let ended_at = Some(Timestamp::now());
+                let new = NodeOperation { state, reason, away, ended_at, ..old.clone() };
+                self.write(stored, &new, None).await?;
+                if !away {
+                    self.release(old);
+                }
+                Ok(())
+            }
+            Next::Back => {
+                let new = NodeOperation { away: false, ..old.clone() };
+                self.write(stored, &new, None).await?;
+                self.release(old);
+                Ok(())
+            }
+            Next::Nothing => Ok(()),
+        }
+    }
+
+    /// The machine is in service again.
+    fn release(&mut self, operation: &NodeOperation) {
+        if self.claims.get(&operation.node).is_some_and(|(id, _)| *id == operation.id) {
+            self.claims.remove(&operation.node);
+        }
+        self.owned.app.nudge(&self.owned.cluster);
+    }
+
+    async fn wait(
+        &self,
+        stored: &Stored<NodeOperation>,
+        reason: String,
+    ) -> Result<(), FencedError> {
+        if stored.value.reason.as_deref() == Some(reason.as_str()) {
+            return Ok(());
+        }
+        let new = NodeOperation { reason: Some(reason.clone()), ..stored.value.clone() };
+        self.write(stored, &new, Some(&reason)).await
+    }
+
+    /// Writes the record and its journal. That somebody else has changed the record meanwhile is no
+    /// fault: it is looked at again.
+    async fn write(
+        &self,
+        old: &Stored<NodeOperation>,
+        new: &NodeOperation,
+        line: Option<&str>,
+    ) -> Result<(), FencedError> {
+        let now = Timestamp::now();
+        let mut txn = Txn::new().replace(old, new, now)?;
+        if let Some(journal) = self.owned.app.store.read::<OperationRecord>(&new.id).await? {
+            let mut record = journal.value.clone();
+            line.into_iter().for_each(|line| record.log(now, line));
+            if !new.is_running() && record.state == OperationState::Running {
+                end_journal(&mut record, new, now);
+            }
+            txn = txn.replace(&journal, &record, now)?;
+        }
+        self.fenced.try_commit(&txn).await.map(drop)
+    }
+
+    /// A drain that somebody asked for on the node itself waits for the guard, too.
+    async fn let_in_local(&self, agent: &AgentRecord) -> Result<(), FencedError> {
+        let Owned { app, cluster, .. } = &self.owned;
+        let (Some(kind), now) = (agent.wants, Timestamp::now()) else { return Ok(()) };
+        let Some(record) = app.store.read::<ClusterRecord>(cluster).await? else { return Ok(()) };
+        let asked_for = nodes::asked_for(&record.value);
+        let Some(node) = asked_for.iter().find(|node| node.name == agent.node) else {
+            return Ok(());
+        };
+        let operation = NodeOperation {
+            cluster: cluster.clone(),
+            node: agent.node.clone(),
+            id: new_id(now),
+            kind,
+            image: None,
+            machine: node.machine(),
+            critical: node.is_critical(),
+            local: true,
+            requested_by: "the node itself".to_owned(),
+            state: OperationState::Running,
+            started_at: now,
+            ended_at: None,
+            canceled_at: None,
+            admitted: false,
+            away: false,
+            reason: None,
+        };
+        let key = NodeOperation::key(cluster, &agent.node);
+        let old = app.store.read::<NodeOperation>(&key).await?;
+        let txn = operations::create(Txn::new(), &operation.id, &journal(&operation, now), now)?;
+        let txn = match &old {
+            Some(old) => txn.replace(old, &operation, now)?,
+            None => txn.create(&key, &operation, now)?,
+        };
+        self.fenced.try_commit(&txn).await.map(drop)
+    }
+}
+
+fn disruption(operation: &NodeOperation) -> Disruption {
+    Disruption { kind: operation.kind, critical: operation.critical }
+}
+
+fn end_journal(record: &mut OperationRecord, operation: &NodeOperation, now: Timestamp) {
+    record.state = operation.state;
+    record.ended_at = Some(now);
+    let reason = operation.reason.clone();
+    let text = match (operation.state, &reason) {
+        (OperationState::Failed, Some(reason)) => format!("failed: {reason}"),
+        (OperationState::Succeeded, Some(reason)) => format!("done: {reason}"),
+        (state, _) => state.name().to_owned(),
+    };
+    record.log(now, text);
+    if operation.state == OperationState::Failed {
+        record.error = reason;
+    }
+}
+
+/// Waits until one of the prefixes changes.
+async fn next(watches: &mut [Watch; 3]) -> Result<(), FencedError> {
+    let [operations, agents, members] = watches;
+    tokio::select! {
+        changes = operations.next() => changes.map(drop)?,
+        changes = agents.next() => changes.map(drop)?,
+        changes = members.next() => changes.map(drop)?,
+    }
+    Ok(())
+}
