@@ -158,6 +158,16 @@ impl Files {
         }
     }
 
+    /// The keys of all files of a type that an agent publishes now. `None` where the agent has no
+    /// folder at all: it does not run here.
+    pub fn keys<T: NodeFile>(&self, agent: &str) -> Option<Vec<String>> {
+        if !self.root.join(agent).is_dir() {
+            return None;
+        }
+        let entries = fs::read_dir(self.folder::<T>(agent)).into_iter().flatten().flatten();
+        Some(entries.filter_map(|entry| folder::key(&entry.file_name())).collect())
+    }
+
     /// Follows all files of a type that an agent publishes, also while their folder does not exist
     /// yet. Who asks for the same again shares what is known.
     pub fn watch<T: NodeFile + Send + Sync + 'static>(&self, agent: &str) -> Subscription<T> {

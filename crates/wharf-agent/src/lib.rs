@@ -9,12 +9,15 @@
 //! `wharf-core`, and sends documents; this crate compares them with the machine and acts.
 
 pub mod config;
+mod device;
 pub mod files;
 pub mod health;
 pub mod host;
 pub mod kube;
 pub mod network;
 mod run;
+pub mod status;
 pub mod tasks;
+pub mod tracker;
 
 pub use run::{AgentError, run};

@@ -21,8 +21,8 @@ use crate::config::Config;
 
 pub mod balancer;
 mod file;
-mod kernel;
-mod nft;
+pub(crate) mod kernel;
+pub(crate) mod nft;
 
 use balancer::Wish;
 use file::{FileSource, Seen};

@@ -2,7 +2,10 @@
 
 use std::{pin::pin, sync::Arc};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -11,7 +14,9 @@ use crate::{
     files::Files,
     health::{self, Health},
     kube, network,
+    status::{cluster, firewall, roles, server},
     tasks::{Context, Tasks},
+    tracker::Tracker,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -70,12 +75,36 @@ async fn open(
 /// Starts every task whose configuration is there.
 fn start(context: Context) -> Tasks {
     let config = context.config.clone();
+    let tracker = Tracker::new(config.clone(), context.files.clone());
     let mut tasks = Tasks::new(context);
-    if let Some(keeper) = kube::Keeper::new(&config) {
-        // Tasks that need the cluster take `keeper.kube()`.
+    let keeper = kube::Keeper::new(&config);
+    let kube = keeper.as_ref().map(kube::Keeper::kube);
+    if let Some(keeper) = keeper {
         tasks.start("kube", move |context, reporter| keeper.clone().run(context, reporter));
     }
+    start_status(&mut tasks, tracker, kube);
     tasks
+}
+
+/// The node's place in its cluster, and the server there.
+fn start_status(tasks: &mut Tasks, tracker: Tracker, kube: Option<kube::Kube>) {
+    let (place, places) = watch::channel(None);
+    let (role, roles) = watch::channel(None);
+    tasks.start("cluster", move |context, reporter| cluster::run(context, reporter, place.clone()));
+    let filtered = places.clone();
+    tasks.start("firewall", move |context, reporter| {
+        firewall::run(context, reporter, filtered.clone())
+    });
+    let cluster = kube.as_ref().map(|kube| kube.reader.clone());
+    let sources = server::Sources { places, roles, cluster, tracker };
+    tasks.start("status-server", move |context, reporter| {
+        server::run(context, reporter, sources.clone())
+    });
+    if let Some(kube) = kube {
+        tasks.start("roles", move |context, reporter| {
+            roles::run(context, reporter, kube.clone(), role.clone())
+        });
+    }
 }
 
 /// Where somebody else keeps the network, there is nothing to wait for.

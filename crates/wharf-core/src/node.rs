@@ -9,6 +9,7 @@
 pub mod apps;
 pub mod cluster_status;
 pub mod console;
+pub mod firewall;
 pub mod gate;
 pub mod join;
 pub mod leader;

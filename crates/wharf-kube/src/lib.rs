@@ -10,6 +10,7 @@
 //!
 //! Start reading at [`Cluster`], then [`drain`].
 
+mod addresses;
 mod apply;
 mod cluster;
 mod cordon;
@@ -29,6 +30,7 @@ mod transport;
 mod watch;
 mod workload;
 
+pub use addresses::NodeAddress;
 pub use apply::{Applied, check_confined};
 pub use cluster::{Cluster, Probe};
 pub use cordon::{CORDON_BEFORE, CORDON_OWNER, Cordoned, Uncordoned};

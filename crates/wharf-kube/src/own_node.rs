@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_core::drain::NodeFacts;
+use wharf_core::{drain::NodeFacts, selector::Labels};
 
 use crate::{
     cluster::Cluster,
@@ -22,11 +22,16 @@ pub struct OwnNode {
     pub facts: NodeFacts,
     /// The boot of which its kubelet last told; empty where none has.
     pub boot_id: String,
+    pub labels: Labels,
 }
 
 impl From<NodeSeen> for OwnNode {
     fn from(node: NodeSeen) -> Self {
-        Self { facts: node.facts(), boot_id: node.boot_id().to_owned() }
+        Self {
+            facts: node.facts(),
+            boot_id: node.boot_id().to_owned(),
+            labels: node.labels().clone(),
+        }
     }
 }
 

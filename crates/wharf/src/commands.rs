@@ -34,7 +34,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let client = || target::connect(&wish);
     match command {
         // On a host a failure is part of the report, and only the code says that there is one.
-        Command::Agent(args) => return agent::run(args, &wish),
+        Command::Agent(args) => return agent::run(args, &wish, format),
         Command::Server(args) => server::run(args, &wish),
         Command::Bundle { args, .. } => {
             wish.refuse_remote("wharf bundle")?;
@@ -58,7 +58,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 }
 
 /// Client commands do one thing at a time: one thread starts in no time and is enough.
-fn block_on(task: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+fn block_on<T>(task: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -185,6 +185,14 @@ impl Stamp {
     }
 }
 
+/// The key of a file that counts.
+pub fn key(name: &OsStr) -> Option<String> {
+    match key_of(name) {
+        Name::Key(key) => Some(key),
+        Name::Other | Name::NoText => None,
+    }
+}
+
 enum Name {
     Key(String),
     /// A file that is being written, or something else.

@@ -368,7 +368,7 @@ fn read_tunnel(link: &LinkMessage, addresses: &[(u32, Ipv4Net)]) -> Option<Tunne
     (ours && alone).then(|| Tunnel { below, local, mac, mtu: mtu(link), address: address.addr() })
 }
 
-async fn all<T>(
+pub(crate) async fn all<T>(
     what: &str,
     answers: impl Stream<Item = Result<T, rtnetlink::Error>>,
 ) -> Result<Vec<T>, NetworkError> {

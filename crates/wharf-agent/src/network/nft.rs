@@ -1,4 +1,4 @@
-//! The agent's table of nft rules, by the `nft` program.
+//! The agent's table of nft rules, and the `nft` program.
 
 use std::{process::Stdio, time::Duration};
 
@@ -51,7 +51,7 @@ async fn list() -> Result<Option<String>, NetworkError> {
     nft(&["-s", "-f", "-"], &script).await.map(Some)
 }
 
-async fn nft(arguments: &[&str], script: &str) -> Result<String, NetworkError> {
+pub(crate) async fn nft(arguments: &[&str], script: &str) -> Result<String, NetworkError> {
     let mut child = Command::new("nft")
         .args(arguments)
         .stdin(Stdio::piped())

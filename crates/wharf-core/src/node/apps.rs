@@ -71,8 +71,15 @@ pub enum KubeStatus {
 }
 
 impl KubeStatus {
+    const ALL: [Self; 5] =
+        [Self::Unknown, Self::ApiUnreachable, Self::NotInCluster, Self::NotRunning, Self::Running];
+
     pub fn number(self) -> u8 {
         self as u8
+    }
+
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.number() == number)
     }
 }
 

@@ -88,6 +88,19 @@ fn below<'a>(path: &'a str, folder: &str) -> Option<&'a str> {
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
 }
 
+/// The token that a query names, as in `?token=…`.
+pub fn token_of(query: &str) -> Option<String> {
+    query.split('&').find_map(|part| part.strip_prefix("token=")).and_then(decode)
+}
+
+/// An application's name as a part of a path.
+pub fn encode(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let part =
+        |byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    name.bytes().map(part).collect()
+}
+
 /// Undoes the percent signs; `None` where what comes out is no text.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
@@ -177,6 +190,31 @@ mod tests {
         assert_eq!(app("192.168.1.1", Token::Right), "403");
         assert_eq!(app("192.168.1.1", Token::WrongOrMissing), "403");
         assert_eq!(ask("GET", "/status", "192.168.1.1", Token::WrongOrMissing), "status");
+    }
+
+    #[test]
+    fn a_name_comes_through_a_path_as_it_is() {
+        for name in ["web", "My App/ü?#%2f", ""] {
+            let path = format!("/app/{}", encode(name));
+            assert!(path.is_ascii() && !path.contains(['?', '#', ' ']), "{path}");
+            let asked = ask("POST", &path, "10.244.244.3", Token::NotNeeded);
+            assert_eq!(asked, format!("app {name}"));
+        }
+    }
+
+    #[test]
+    fn a_token_may_stand_in_the_query() {
+        let rows = [
+            ("token=abc", Some("abc")),
+            ("a=b&token=a%2Bb&token=c", Some("a+b")),
+            ("token=", Some("")),
+            ("token=%zz", None),
+            ("mytoken=abc", None),
+            ("", None),
+        ];
+        for (query, expected) in rows {
+            assert_eq!(token_of(query).as_deref(), expected, "{query}");
+        }
     }
 
     #[test]

@@ -173,6 +173,10 @@ struct NodeInfo {
 }
 
 impl NodeSeen {
+    pub fn labels(&self) -> &Labels {
+        &self.metadata.labels
+    }
+
     pub fn facts(&self) -> NodeFacts {
         let ready = self.status.conditions.iter().find(|condition| condition.type_ == "Ready");
         NodeFacts {

@@ -6,21 +6,43 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use wharf_agent::{config::Config, host};
 
-use crate::{cli::Local, failure::Told, logging, target::Wish};
+use crate::{cli::Local, failure::Told, logging, output::Format, target::Wish};
 
-/// Run the node agent, which keeps a node's network
+mod join;
+mod status;
+
+/// Run the node agent, or see how it is
 ///
 /// It connects the pods of all nodes and balances between the API servers, as the network file
 /// says that the installer wrote; a change of that file takes effect within a second. It tells
-/// systemd when all of that is in place.
+/// systemd when all of that is in place. Everything else it does in tasks of their own, which
+/// `wharf agent status` shows.
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     after_help = "\
 Keys of the configuration file:
-  node_name     the Node that this machine is; another node's network file is then refused
-  network_file  what the installer wrote [default: /etc/wharf/agent/network.json]
+  node_name        the Node that this machine is; another node's network file is then refused
+  network_file     what the installer wrote; \"\" where somebody else keeps the network
+                   [default: /etc/wharf/agent/network.json]
+  kubeconfig       reads the cluster; without it nothing of the cluster is done
+  node_kubeconfig  the node's own identity, which cordons and evicts [default: kubeconfig]
+  run_dir          where agents publish their files [default: /run]
+  persist_dir      what outlives a reboot [default: /persist]
+  status_port      of the status server on the cluster's address [default: 12346]
+  publish_as       other agents that this one plays: zedagent, nodeagent, baseosmgr, zedmanager,
+                   domainmgr, volumemgr [default: none]
+  app_namespace    [default: eve-kube-app]
+  lease_name       [default: eve-kube-stats-leader]
+  open_trace       the tracker answers without a token if there is no token file [default: true]
+  trace_token_file what whoever asks the tracker must know
+  cordon_retry_seconds [5], drain_retry_seconds [300], drain_timeout_seconds [86400],
+  api_skip_seconds [300], unknown_to_halting_seconds [300]
+  console_command, update_command   program and arguments, as a list
+  min_cluster_nodes  fewer are no cluster [default: 3]
+  server           the management server
+  [logs] file; [volumes] plugin_dir, kubelet_root, state_dir
 
 Examples:
   wharf agent --config /etc/wharf/agent/agent.toml"
@@ -40,6 +62,8 @@ pub struct AgentArgs {
 
 #[derive(Debug, Subcommand)]
 enum AgentCommand {
+    Status(status::StatusArgs),
+    JoinWait(join::JoinArgs),
     /// Make this machine hold what a document says, or take it all away; used by the server
     Host {
         #[command(subcommand)]
@@ -68,9 +92,11 @@ enum HostCommand {
 /// A few connections and timers: more threads would only cost memory on each node.
 const THREADS: usize = 2;
 
-pub fn run(args: AgentArgs, wish: &Wish) -> anyhow::Result<ExitCode> {
+pub fn run(args: AgentArgs, wish: &Wish, format: Format) -> anyhow::Result<ExitCode> {
     wish.refuse_remote("wharf agent")?;
     match args.command {
+        Some(AgentCommand::Status(args)) => return status::run(&args, format),
+        Some(AgentCommand::JoinWait(args)) => return join::run(&args),
         Some(AgentCommand::Host { command: HostCommand::Apply { dry_run } }) => {
             return Ok(host::run_apply(dry_run));
         }

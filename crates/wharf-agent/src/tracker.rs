@@ -1,0 +1,81 @@
+//! The application tracker: what this node knows of an application, and what its peers do.
+//!
+//! The items and their words are made in `wharf-core` (`node::tracker`); here the files are read
+//! ([`facts`]) and the peers asked ([`peers`]).
+
+use std::sync::Arc;
+
+use jiff::{Timestamp, Unit};
+use wharf_api::trace::{AppTrace, ClusterTrace, TraceItem, TraceValue};
+use wharf_core::node::tracker::{Item, Said, find_stuck, trace, tri_state};
+use wharf_kube::Cluster;
+
+use crate::{config::Config, files::Files, status::Place};
+
+mod facts;
+mod peers;
+
+use facts::Reader;
+
+/// All clones are the same.
+#[derive(Clone)]
+pub struct Tracker {
+    config: Arc<Config>,
+    reader: Reader,
+}
+
+impl Tracker {
+    pub fn new(config: Arc<Config>, files: Files) -> Self {
+        let reader = Reader::new(files, &config.persist_dir);
+        Self { config, reader }
+    }
+
+    /// An application on this node, by its name or id; the cluster alone where that is empty.
+    pub fn app(&self, asked: &str) -> AppTrace {
+        let facts = self.reader.read(asked);
+        let hostname = self.hostname(&facts.node);
+        let stuck = find_stuck(&facts).map(|stuck| format!("{}: {}", stuck.key, stuck.reason));
+        AppTrace {
+            hostname,
+            collect_time: Timestamp::now().round(Unit::Second).ok(),
+            app_info: trace(&facts).into_iter().map(item).collect(),
+            stuck,
+            errors: None,
+        }
+    }
+
+    /// This node first, then every other one, whether it answers or not.
+    pub async fn cluster_app(
+        &self,
+        asked: &str,
+        place: &Place,
+        cluster: Option<Cluster>,
+    ) -> ClusterTrace {
+        let mut value = vec![self.app(asked)];
+        value.extend(peers::ask_all(&self.config, asked, place, cluster).await);
+        ClusterTrace { key: "cluster-app".to_owned(), value }
+    }
+
+    fn hostname(&self, node: &Said<wharf_core::node::tracker::Node>) -> String {
+        let device = node.as_ref().ok().map(|node| node.name.clone());
+        let name = device.filter(|name| !name.is_empty());
+        let name = name.or_else(|| Some(self.config.node_name.clone()));
+        name.filter(|name| !name.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+    }
+}
+
+fn item(item: Item) -> TraceItem {
+    TraceItem {
+        key: item.key,
+        value: TraceValue {
+            uuid: item.uuid,
+            name: item.name,
+            exist: item.exists,
+            activated: tri_state(item.activated).to_owned(),
+            state: item.state,
+            content: item.content,
+            dnid_node: tri_state(item.designated).to_owned(),
+            errors: item.errors,
+        },
+    }
+}

@@ -1,0 +1,53 @@
+//! `wharf agent join-wait`
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use wharf_agent::{
+    config::Config,
+    status::join::{self, Failure, JoinError},
+};
+
+use crate::{
+    commands::block_on,
+    failure::{Exit, Told, render_causes},
+    logging,
+};
+
+/// Wait until the server that this node joins is a cluster, and the one that it shall join
+///
+/// The first node of a cluster does not wait, and neither does one that has joined before.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes:
+  0  the node may be started            1  something on this machine is wrong
+  4  the node is not to join (any more) 5  the server cannot be asked    6  timed out
+
+Examples:
+  wharf agent join-wait --config /etc/wharf/agent/agent.toml --timeout-seconds 600")]
+pub struct JoinArgs {
+    /// The agent's configuration file (TOML)
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Give up after so long; without it the wait has no end
+    #[arg(long, value_name = "SECONDS")]
+    timeout_seconds: Option<u64>,
+}
+
+pub fn run(args: &JoinArgs) -> anyhow::Result<ExitCode> {
+    let config = Config::load(&args.config)?;
+    logging::init("info")?;
+    let limit = args.timeout_seconds.map(Duration::from_secs);
+    block_on(async { join::wait(&config, limit).await.map_err(|error| told(error).into()) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn told(error: JoinError) -> Told {
+    let exit = match &error {
+        JoinError::Ended(Failure::Withdrawn) => Exit::Refused,
+        JoinError::Ended(Failure::Broken(_)) => Exit::Unreachable,
+        JoinError::TimedOut { .. } => Exit::TimedOut,
+        JoinError::Files(_) | JoinError::Mark { .. } => Exit::Failed,
+    };
+    let hint = error.hint();
+    Told::new(exit, render_causes(&error.into())).hint(hint)
+}
