@@ -243,7 +243,7 @@ fn read_file<T: NodeFile>(path: &Path) -> Result<T, ReadError> {
 }
 
 /// At most one byte more than is allowed. Never waits for a pipe's other end.
-fn read_bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>, ReadError> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits();
     let flags = i32::try_from(flags).unwrap_or_default();
     let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;

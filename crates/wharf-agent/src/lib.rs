@@ -10,6 +10,7 @@
 
 pub mod config;
 mod device;
+pub mod drain;
 pub mod files;
 pub mod health;
 pub mod host;

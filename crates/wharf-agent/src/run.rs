@@ -11,6 +11,7 @@ use tracing::info;
 
 use crate::{
     config::Config,
+    drain::{self, Orders},
     files::Files,
     health::{self, Health},
     kube, network,
@@ -80,6 +81,7 @@ fn start(context: Context) -> Tasks {
     let keeper = kube::Keeper::new(&config);
     let kube = keeper.as_ref().map(kube::Keeper::kube);
     if let Some(keeper) = keeper {
+        drain::start(&mut tasks, &config, keeper.kube(), Orders::default());
         tasks.start("kube", move |context, reporter| keeper.clone().run(context, reporter));
     }
     start_status(&mut tasks, tracker, kube);

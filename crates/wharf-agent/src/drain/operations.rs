@@ -1,0 +1,333 @@
+//! Reboots, shutdowns and updates that wait at the gate.
+
+mod published;
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+use wharf_api::node_files::NodeWish;
+use wharf_core::{
+    node::{
+        gate::{Published, Requests},
+        requester::{
+            Decision, Effect, Facts, Image, Job, Journal, Outcome, Phase, Power, UpdateWish, Wish,
+            apply, decide_jobs,
+        },
+        status::DrainStatus,
+    },
+    words::chain,
+};
+
+use self::published::Publisher;
+use super::{
+    STORE_AGAIN, Said, boot_id, changed,
+    command::{self, Orders},
+    image::Images,
+    store::{Store, StoreError},
+    until,
+    wishes::{self, Wishes},
+};
+use crate::{
+    config::{Config, Role},
+    health::{AGENT, Reporter},
+    tasks::{Context, Ended},
+};
+
+/// A job goes through fewer states than this; who changes without end is made to pause.
+const MOST_STEPS: usize = 20;
+/// What others removed is written again after this time, and a clock that jumped is noticed.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const STORE: &str = "the journal of operations";
+
+#[derive(Debug, thiserror::Error)]
+pub enum OperationsError {
+    #[error("the kernel does not say which boot this is")]
+    Boot(#[source] std::io::Error),
+    /// Begun without it, an operation might be done twice.
+    #[error("the journal of operations cannot be used; to forget all operations, remove it")]
+    Journal(#[source] StoreError),
+}
+
+/// Whether this agent plays one of those who take a node out of service.
+pub fn is_wanted(config: &Config) -> bool {
+    [Role::Zedagent, Role::Nodeagent, Role::Baseosmgr].into_iter().any(|role| config.plays(role))
+}
+
+/// Carries wishes out until the agent stops.
+///
+/// # Errors
+/// What was begun before is not known.
+pub async fn run(
+    context: Context,
+    reporter: Reporter,
+    orders: Orders,
+    mut gate: watch::Receiver<Option<Said>>,
+) -> Ended {
+    let stop = context.stop.clone();
+    let mut operations = Operations::open(&context, reporter, orders)?;
+    loop {
+        let said = gate.borrow_and_update().clone();
+        let wake = match said {
+            Some(said) => operations.look(&said).await,
+            None => Instant::now() + LOOK_AGAIN,
+        };
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = changed(&mut gate) => {}
+            () = operations.wait(wake) => {}
+        }
+    }
+}
+
+struct Operations {
+    config: Arc<Config>,
+    boot_id: String,
+    orders: Orders,
+    wishes: Wishes,
+    images: Images,
+    publisher: Publisher,
+    reporter: Reporter,
+    store: Store<Journal>,
+    journal: Journal,
+    /// What came of an effect and is not stored yet.
+    outcome: Option<Outcome>,
+    commanding: Option<AbortOnDropHandle<Outcome>>,
+    ordering: Option<AbortOnDropHandle<Option<Outcome>>>,
+    /// The node was told to go down, and no more was heard of that than that it may.
+    ordered: bool,
+}
+
+impl Operations {
+    fn open(
+        context: &Context,
+        reporter: Reporter,
+        orders: Orders,
+    ) -> Result<Self, OperationsError> {
+        let folder = context.config.persist_dir.join(AGENT);
+        let store = Store::new(folder.join("operations.json"));
+        let journal = store.load().map_err(OperationsError::Journal)?.unwrap_or_default();
+        Ok(Self {
+            boot_id: boot_id().map_err(OperationsError::Boot)?,
+            orders,
+            wishes: Wishes::open(context),
+            images: Images::new(folder.join("images")),
+            publisher: Publisher::new(context, reporter.clone()),
+            config: context.config.clone(),
+            reporter,
+            store,
+            journal,
+            outcome: None,
+            commanding: None,
+            ordering: None,
+            ordered: false,
+        })
+    }
+
+    /// Decides until nothing changes any more; when to look again.
+    async fn look(&mut self, said: &Said) -> Instant {
+        for _ in 0..MOST_STEPS {
+            let Some(wishes) = self.wishes.read() else { return Instant::now() + LOOK_AGAIN };
+            if !self.take_outcome().await {
+                return Instant::now() + STORE_AGAIN;
+            }
+            self.want_image(&wishes);
+            let facts = self.facts(&wishes, said);
+            let decision = decide_jobs(&self.journal, &facts, Timestamp::now());
+            if let Some(journal) = &decision.journal {
+                let before = self.journal.clone();
+                if !self.save(journal.clone()).await {
+                    return Instant::now() + STORE_AGAIN;
+                }
+                log_changes(&before, journal, said);
+            }
+            self.want_image(&wishes);
+            let told = self.tell(&wishes, said, &decision);
+            let (moved, wake_at) = (decision.journal.is_some(), decision.wake_at);
+            decision.effects.into_iter().for_each(|effect| self.begin(effect, &wishes));
+            if !moved {
+                self.wishes.remove_what_is_over(&self.journal);
+                self.reporter.ok();
+                let wake = wake_at.map_or(LOOK_AGAIN, until).min(LOOK_AGAIN);
+                return Instant::now() + if told { wake } else { wake.min(STORE_AGAIN) };
+            }
+        }
+        Instant::now() + STORE_AGAIN
+    }
+
+    /// Returns when there is something new to decide on.
+    async fn wait(&mut self, wake: Instant) {
+        tokio::select! {
+            outcome = ended(&mut self.commanding) => {
+                let lost = |error| Outcome::CommandFailed(format!("the update was lost: {error}"));
+                self.outcome = Some(outcome.unwrap_or_else(lost));
+                self.commanding = None;
+            }
+            outcome = ended(&mut self.ordering) => {
+                self.ordering = None;
+                self.outcome = outcome.unwrap_or_else(|error| {
+                    Some(Outcome::LeaveFailed(format!("the order was lost: {error}")))
+                });
+                self.ordered = self.outcome.is_none();
+            }
+            () = self.wishes.changed() => {}
+            () = self.images.changed() => {}
+            () = sleep_until(wake) => {}
+        }
+    }
+
+    fn facts(&self, wishes: &[Arc<NodeWish>], said: &Said) -> Facts {
+        let plays = |role| self.config.plays(role);
+        let devices = wishes.iter().filter(|_| plays(Role::Zedagent)).filter_map(|wish| {
+            let (id, canceled) = (wish.id.clone(), wish.canceled);
+            Some(Wish { id, power: wishes::power(&wish.kind)?, canceled })
+        });
+        let updates = wishes.iter().filter(|wish| wish.kind == wishes::UPDATE_KIND);
+        let updates = updates.filter(|_| plays(Role::Baseosmgr)).map(|wish| UpdateWish {
+            id: wish.id.clone(),
+            image: self.image(&wish.id),
+            activate: true,
+            canceled: wish.canceled,
+        });
+        Facts {
+            boot_id: self.boot_id.clone(),
+            device_operations: devices.collect(),
+            updates: updates.collect(),
+            drain: self.word(said),
+            commanding: self.commanding.is_some(),
+            ordered: self.ordered,
+        }
+    }
+
+    /// What the gate says to our requests. As long as it has not seen them it has not answered them.
+    fn word(&self, said: &Said) -> Published {
+        let (ours, seen) = (self.journal.requests(), &said.requests);
+        let plays = |role| self.config.plays(role);
+        let device = !plays(Role::Zedagent) || ours.device_operation == seen.device_operation;
+        let update = !plays(Role::Baseosmgr) || ours.update == seen.update;
+        match said.published.status {
+            DrainStatus::Unknown | DrainStatus::NotSupported => said.published,
+            _ if device && update => said.published,
+            _ => Published { status: DrainStatus::Requested, ..said.published },
+        }
+    }
+
+    /// Without a command an image is of no use, and no drain is begun for it.
+    fn image(&self, id: &str) -> Image {
+        if self.config.update_command.is_empty() {
+            let reason = "this node has no update_command in its agent's configuration";
+            return Image::Failed(reason.to_owned());
+        }
+        self.images.state(id)
+    }
+
+    /// The image of the update that is under way is fetched, and no other.
+    fn want_image(&mut self, wishes: &[Arc<NodeWish>]) {
+        let job = self.journal.update.as_ref().filter(|job| !job.is_over());
+        let wish = job.and_then(|job| wishes.iter().find(|wish| wish.id == job.id));
+        let wish = wish.filter(|_| !self.config.update_command.is_empty());
+        self.images.want(wish.map(Arc::as_ref));
+    }
+
+    fn tell(&mut self, wishes: &[Arc<NodeWish>], said: &Said, decision: &Decision) -> bool {
+        let update = self.journal.update.as_ref();
+        let image = update.map(|job| self.image(&job.id));
+        let wish = update.and_then(|job| wishes.iter().find(|wish| wish.id == job.id));
+        self.publisher.tell(&self.journal, decision, said, image.as_ref(), wish.map(Arc::as_ref))
+    }
+
+    /// Whether nothing is left to be stored.
+    async fn take_outcome(&mut self) -> bool {
+        let Some(outcome) = self.outcome.clone() else { return true };
+        let mut next = self.journal.clone();
+        if apply(&mut next, outcome, Timestamp::now()) {
+            log_ends(&self.journal, &next);
+            if !self.save(next).await {
+                return false;
+            }
+        }
+        self.outcome = None;
+        true
+    }
+
+    async fn save(&mut self, journal: Journal) -> bool {
+        match self.store.save(&journal).await {
+            Ok(()) => {
+                self.reporter.clear(STORE);
+                self.journal = journal;
+                true
+            }
+            Err(error) => {
+                self.reporter.fault(STORE, &chain(&error));
+                false
+            }
+        }
+    }
+
+    fn begin(&mut self, effect: Effect, wishes: &[Arc<NodeWish>]) {
+        match effect {
+            Effect::Leave(power) => self.leave(power),
+            Effect::Command { id } => {
+                let Some(wish) = wishes.iter().find(|wish| wish.id == id) else { return };
+                let (command, image) = (self.config.update_command.clone(), self.images.path(wish));
+                info!(id, "baseOsHandleStatusUpdateUUID: the update is put in place");
+                self.commanding = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+                    match command::update(&command, &image).await {
+                        Ok(()) => Outcome::Commanded,
+                        Err(error) => Outcome::CommandFailed(chain(&error)),
+                    }
+                })));
+            }
+        }
+    }
+
+    fn leave(&mut self, power: Power) {
+        info!(?power, "scheduleDeviceOperation: the node goes down now");
+        let orders = self.orders.clone();
+        self.ordered = true;
+        self.ordering = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+            let error = orders.give(power).await.err()?;
+            Some(Outcome::LeaveFailed(chain(&error)))
+        })));
+    }
+}
+
+async fn ended<T>(task: &mut Option<AbortOnDropHandle<T>>) -> Result<T, tokio::task::JoinError> {
+    match task {
+        Some(task) => task.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Under the words that people search the log for.
+fn log_changes(before: &Journal, after: &Journal, said: &Said) {
+    let status = said.published.status.name();
+    for (word, old, new) in [
+        ("scheduleDeviceOperation", &before.device_operation, &after.device_operation),
+        ("baseOsHandleStatusUpdateUUID", &before.update, &after.update),
+    ] {
+        let (Some(job), true) = (new, old != new) else { continue };
+        let (id, kind, phase) = (&job.id, job.kind, published::phase(&job.phase));
+        info!(id, ?kind, status, "{word}: the operation is {phase}");
+    }
+    if before.requests() != after.requests() {
+        let Requests { device_operation, update } = after.requests();
+        let (device, update) = (device_operation.is_some(), update.is_some());
+        info!(device, update, "NodeDrainRequest is asked for by these");
+    }
+}
+
+fn log_ends(before: &Journal, after: &Journal) {
+    let jobs = |journal: &Journal| [journal.device_operation.clone(), journal.update.clone()];
+    for (old, new) in jobs(before).into_iter().zip(jobs(after)) {
+        if let (true, Some(Job { id, phase: Phase::Failed { reason, .. }, .. })) = (old != new, new)
+        {
+            warn!(id, reason, "scheduleDeviceOperation: the operation failed");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What is said of operations: requests, and how far each of them is.
+
+use wharf_api::node_files::{
+    BaseOsStatus, GLOBAL, NodeAgentStatus, NodeDrainRequest, NodeFile, NodeJob, NodeJobs, NodeWish,
+    Time, UuidAndVersion,
+};
+use wharf_core::node::{
+    gate::{Request, Requests, is_waiting_for_drain},
+    requester::{Decision, Image, Job, Journal, Kind, Phase, Wait, base_os_state},
+    status::Requester,
+};
+
+use super::super::{
+    Said,
+    inputs::{DEVICE_AGENT, UPDATE_AGENT},
+};
+use crate::{
+    config::Role,
+    files::FilesError,
+    health::{AGENT, Reporter},
+    tasks::Context,
+};
+
+const NODE_AGENT: &str = "nodeagent";
+
+pub struct Publisher {
+    context: Context,
+    reporter: Reporter,
+    /// As it was last shown.
+    waits_for_drain: bool,
+    base_os: Option<String>,
+}
+
+impl Publisher {
+    pub fn new(context: &Context, reporter: Reporter) -> Self {
+        // Another process may have shown it; it holds until the gate says otherwise.
+        let shown = context.files.read::<NodeAgentStatus>(NODE_AGENT, NODE_AGENT).ok().flatten();
+        let waits_for_drain = shown.is_some_and(|shown| shown.wait_drain_in_progress);
+        Self { context: context.clone(), reporter, waits_for_drain, base_os: None }
+    }
+
+    /// Publishes all of it, each only where this agent plays the one who does. Whether all of it is
+    /// in its files; what is not is a fault of the files.
+    pub fn tell(
+        &mut self,
+        journal: &Journal,
+        decision: &Decision,
+        said: &Said,
+        image: Option<&Image>,
+        wish: Option<&NodeWish>,
+    ) -> bool {
+        self.report(journal);
+        let told = [
+            self.tell_requests(&decision.requests),
+            self.tell_node_agent(journal, said),
+            self.tell_base_os(journal, image, wish),
+            self.tell_jobs(journal, &decision.waits, said),
+        ];
+        told.iter().all(Result::is_ok)
+    }
+
+    fn tell_requests(&self, requests: &Requests) -> Result<(), FilesError> {
+        let config = &self.context.config;
+        let parts = [
+            (Role::Zedagent, DEVICE_AGENT, Requester::DeviceOperation),
+            (Role::Baseosmgr, UPDATE_AGENT, Requester::Update),
+        ];
+        for (_, agent, requester) in parts.into_iter().filter(|(role, ..)| config.plays(*role)) {
+            let request = requests.get(requester).map(|request| to_file(request, requester));
+            self.put(agent, GLOBAL, request.as_ref())?;
+        }
+        Ok(())
+    }
+
+    fn tell_node_agent(&mut self, journal: &Journal, said: &Said) -> Result<(), FilesError> {
+        if !self.context.config.plays(Role::Nodeagent) {
+            return Ok(());
+        }
+        self.waits_for_drain = is_waiting_for_drain(self.waits_for_drain, said.published);
+        let leaves = |kinds: &[Kind]| {
+            let mut jobs = [&journal.device_operation, &journal.update].into_iter().flatten();
+            jobs.any(|job| kinds.contains(&job.kind) && matches!(job.phase, Phase::Leaving { .. }))
+        };
+        let status = NodeAgentStatus {
+            name: NODE_AGENT.to_owned(),
+            update_inprogress: journal.update.as_ref().is_some_and(|job| !job.is_over()),
+            device_reboot: leaves(&[Kind::Reboot, Kind::Update]),
+            device_shutdown: leaves(&[Kind::Shutdown]),
+            wait_drain_in_progress: self.waits_for_drain,
+            ..NodeAgentStatus::default()
+        };
+        self.put(NODE_AGENT, NODE_AGENT, Some(&status))
+    }
+
+    fn tell_base_os(
+        &mut self,
+        journal: &Journal,
+        image: Option<&Image>,
+        wish: Option<&NodeWish>,
+    ) -> Result<(), FilesError> {
+        if !self.context.config.plays(Role::Baseosmgr) {
+            return Ok(());
+        }
+        let Some(job) = &journal.update else { return Ok(()) };
+        if let Some(older) = self.base_os.replace(job.id.clone()).filter(|older| *older != job.id) {
+            self.put::<BaseOsStatus>(UPDATE_AGENT, &older, None)?;
+        }
+        let (state, activated) = base_os_state(image.unwrap_or(&Image::Fetching), Some(job));
+        let version = wish.map_or(&job.id, |wish| &wish.sha256).clone();
+        let (error, error_time) = match &job.phase {
+            Phase::Failed { at, reason } => (reason.clone(), (*at).into()),
+            _ => (String::new(), Time::default()),
+        };
+        let status = BaseOsStatus {
+            uuid_and_version: UuidAndVersion {
+                uuid: job.id.parse().unwrap_or_default(),
+                version: version.clone(),
+            },
+            base_os_version: version,
+            activated,
+            reboot: matches!(job.phase, Phase::Leaving { .. }),
+            state: state.number(),
+            error,
+            error_time,
+            ..BaseOsStatus::default()
+        };
+        self.put(UPDATE_AGENT, &job.id, Some(&status))
+    }
+
+    fn tell_jobs(
+        &self,
+        journal: &Journal,
+        waits: &[(Requester, Wait)],
+        said: &Said,
+    ) -> Result<(), FilesError> {
+        let parts = [
+            (Requester::DeviceOperation, &journal.device_operation),
+            (Requester::Update, &journal.update),
+        ];
+        let jobs = parts.into_iter().filter_map(|(requester, job)| {
+            let wait = waits.iter().find(|(who, _)| *who == requester).map(|(_, wait)| wait);
+            Some(to_job(job.as_ref()?, wait, said))
+        });
+        let jobs: Vec<NodeJob> = jobs.collect();
+        self.put(AGENT, GLOBAL, Some(&NodeJobs { jobs: jobs.into() }))
+    }
+
+    /// An operation that failed is a fault until another takes its place.
+    fn report(&self, journal: &Journal) {
+        for (subject, job) in
+            [("device operation", &journal.device_operation), ("update", &journal.update)]
+        {
+            match job.as_ref().map(|job| &job.phase) {
+                Some(Phase::Failed { reason, .. }) => self.reporter.fault(subject, reason),
+                _ => self.reporter.clear(subject),
+            }
+        }
+    }
+
+    fn put<T: NodeFile>(
+        &self,
+        agent: &str,
+        key: &str,
+        value: Option<&T>,
+    ) -> Result<(), FilesError> {
+        match value {
+            Some(value) => self.context.files.publish(agent, key, value).map(drop),
+            None => self.context.files.unpublish::<T>(agent, key).map(drop),
+        }
+    }
+}
+
+fn to_file(request: &Request, requester: Requester) -> NodeDrainRequest {
+    NodeDrainRequest {
+        requested_at: Time(request.at),
+        requested_by: requester.number(),
+        context: request.context.clone(),
+    }
+}
+
+fn to_job(job: &Job, wait: Option<&Wait>, said: &Said) -> NodeJob {
+    let (reason, ended) = match &job.phase {
+        Phase::Failed { at, reason } => (reason.clone(), Some(*at)),
+        Phase::Done { at } | Phase::Canceled { at } => (String::new(), Some(*at)),
+        Phase::Deferred { .. }
+        | Phase::Preparing { .. }
+        | Phase::Commanding { .. }
+        | Phase::Leaving { .. } => (wait.map(|wait| why(wait, said)).unwrap_or_default(), None),
+    };
+    NodeJob {
+        id: job.id.clone(),
+        kind: kind(job.kind).to_owned(),
+        phase: phase(&job.phase).to_owned(),
+        reason,
+        ended: Time(ended),
+    }
+}
+
+/// Who waits for the drain waits for what the drain waits for.
+fn why(wait: &Wait, said: &Said) -> String {
+    match wait {
+        Wait::Drain(_) if !said.reason.is_empty() => format!("{wait}: {}", said.reason),
+        wait => wait.to_string(),
+    }
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Reboot => "reboot",
+        Kind::Shutdown => "shutdown",
+        Kind::Update => "update",
+    }
+}
+
+pub fn phase(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Preparing { .. } => "preparing",
+        Phase::Deferred { .. } => "deferred",
+        Phase::Commanding { .. } => "commanding",
+        Phase::Leaving { .. } => "leaving",
+        Phase::Done { .. } => "done",
+        Phase::Failed { .. } => "failed",
+        Phase::Canceled { .. } => "canceled",
+    }
+}

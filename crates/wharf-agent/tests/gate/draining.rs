@@ -1,0 +1,228 @@
+//! The gate, asked by others.
+
+use std::time::Duration;
+
+use serde_json::json;
+use wharf_kube::CORDON_OWNER;
+
+use crate::{
+    agent::Agent,
+    passage::Passage,
+    world::{World, labelled, world},
+};
+
+fn owner_of_cordon(world: &World, node: &str) -> String {
+    let node = world.read(&["node", node]);
+    node["metadata"]["annotations"][CORDON_OWNER].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn a_drain_passes_through_its_states_names_what_blocks_it_and_is_given_back() {
+    let (world, node) = (world(), "gate-blocked");
+    world.node(node);
+    let database = world.pod_with(node, "gate-db", labelled("gate-db"));
+    let free = world.pod(node, "gate-free");
+    let storage = world.pod_with(node, "gate-csi", labelled("csi-attacher"));
+    world.budget("gate-db", 1, 1);
+    let mut agent = Agent::prepare(&world, node);
+    agent.start();
+    agent.wait_for_status(2, 1).await;
+    agent.request("zedagent", 2, "reboot");
+    let sentence = "pod default/gate-db is protected by budget gate-db, 0 allowed";
+    agent
+        .wait_until("blocker by name", || {
+            agent.said()["Blocking"][0].as_str().is_some_and(|said| said.contains(sentence))
+        })
+        .await;
+    assert_eq!(agent.status(), (5, 2), "it is cordoned, and stays so");
+    assert!(agent.said()["Reason"].as_str().unwrap().contains(sentence), "{}", agent.said());
+    assert!(world.is_unschedulable(node) && owner_of_cordon(&world, node) == "agent");
+    agent
+        .wait_until("fault in the health", || {
+            agent.faults().iter().any(|fault| fault.reason.contains(sentence))
+        })
+        .await;
+    agent.wait_until("leaving of the other pod", || !world.is_there(&free)).await;
+    assert!(world.is_there(&database));
+
+    world.kubectl(&["delete", "pdb", "gate-db"], "");
+    agent.wait_for_status(9, 2).await;
+    assert!(!world.is_there(&database) && world.is_there(&storage));
+    let expected =
+        ["NOTREQUESTED", "REQUESTED", "STARTING", "CORDONED", "COMPLETE"].map(str::to_owned);
+    assert_eq!(agent.history(), expected);
+    let log = agent.log();
+    for word in ["NodeDrainRequest", "cordonNode", "cordonAndDrainNode", "nodedrain-step"] {
+        assert!(log.contains(word), "{word} is not in the log:\n{log}");
+    }
+    let line = log.lines().find_map(|line| line.split_once("completion_time_seconds:s"));
+    let seconds: f64 = line.unwrap().1.parse().unwrap();
+    let metric = std::fs::read_to_string(agent.dir.path().join("run/wharf/metrics.prom")).unwrap();
+    let metric = metric.lines().last().unwrap();
+    let expected = format!("kubevirt_node_drain_completion_time_seconds {seconds:.6}");
+    assert_eq!(metric, expected);
+    assert_eq!(agent.faults(), []);
+
+    agent.withdraw("zedagent");
+    agent.wait_for_status(2, 1).await;
+    agent.wait_until("end of our cordon", || !world.is_unschedulable(node)).await;
+    assert_eq!(owner_of_cordon(&world, node), "");
+}
+
+#[tokio::test]
+async fn two_requesters_share_a_drain_and_each_is_told_of_its_end() {
+    let (world, node) = (world(), "gate-two");
+    world.node(node);
+    world.pod(node, "gate-two-0");
+    let mut agent = Agent::prepare(&world, node);
+    agent.request("zedagent", 2, "reboot");
+    agent.request("baseosmgr", 3, "os-2");
+    agent.start();
+    agent.wait_for_status(9, 3).await;
+    agent.wait_for_status(9, 2).await;
+    assert_eq!(agent.log().matches("cordonAndDrainNode drains").count(), 1, "{}", agent.log());
+    agent.withdraw("baseosmgr");
+    agent.withdraw("zedagent");
+    agent.wait_for_status(2, 1).await;
+    agent.wait_until("end of our cordon", || !world.is_unschedulable(node)).await;
+}
+
+#[tokio::test]
+async fn whenever_the_agent_is_killed_the_next_one_goes_on_with_the_drain() {
+    let (world, node) = (world(), "gate-killed");
+    world.node(node);
+    let pod = world.pod_with(node, "gate-killed-0", labelled("gate-killed"));
+    world.budget("gate-killed", 1, 1);
+    let mut agent = Agent::prepare(&world, node);
+    agent.request("zedagent", 2, "reboot");
+    // At any moment on the way to the blocked drain, and in it.
+    for milliseconds in [0, 5, 20, 40, 80, 160, 400, 1000] {
+        agent.start();
+        tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+        agent.kill();
+        assert!(world.is_there(&pod));
+    }
+    agent.start();
+    agent.wait_for_status(5, 2).await;
+    world.kubectl(&["delete", "pdb", "gate-killed"], "");
+    agent.wait_for_status(9, 2).await;
+    agent.kill();
+    agent.start();
+    agent.wait_for_status(9, 2).await;
+    assert!(world.is_unschedulable(node) && !world.is_there(&pod));
+    agent.withdraw("zedagent");
+    agent.wait_until("end of our cordon", || !world.is_unschedulable(node)).await;
+}
+
+#[tokio::test]
+async fn a_persons_cordon_is_neither_used_up_nor_taken_back() {
+    let (world, node) = (world(), "gate-person");
+    world.node(node);
+    world.kubectl(&["cordon", node], "");
+    let mut agent = Agent::prepare(&world, node);
+    agent.start();
+    agent.wait_for_status(2, 1).await;
+    agent.request("zedagent", 2, "shutdown");
+    agent.wait_for_status(9, 2).await;
+    agent.withdraw("zedagent");
+    agent.wait_for_status(2, 1).await;
+    agent.wait_until("end of our mark", || owner_of_cordon(&world, node).is_empty()).await;
+    assert!(world.is_unschedulable(node), "the person's cordon stays");
+}
+
+#[tokio::test]
+async fn a_cluster_that_falls_silent_is_not_drained_after_the_skip_time() {
+    let (world, node) = (world(), "gate-silent");
+    world.node(node);
+    let pod = world.pod(node, "gate-silent-0");
+    let passage = Passage::to(world.server.port());
+    let mut agent = Agent::prepare(&world, node);
+    agent.config.api_skip_seconds = 12;
+    let here = format!("https://127.0.0.1:{}", passage.port);
+    let kubeconfig = world.server.kubeconfig().replace(&world.server.url(), &here);
+    std::fs::write(agent.config.kubeconfig.as_ref().unwrap(), kubeconfig).unwrap();
+    agent.start();
+    agent.wait_for_status(2, 1).await;
+    passage.freeze(true);
+    agent.request("zedagent", 2, "reboot");
+    agent
+        .wait_until("wait for the cluster", || {
+            let reason = agent.said()["Reason"].to_string();
+            reason.contains("the cluster has not answered for")
+        })
+        .await;
+    assert_eq!(agent.status(), (4, 2));
+    agent.wait_for_status(9, 2).await;
+    let reason = agent.said()["Reason"].to_string();
+    assert!(reason.contains("the cluster does not answer, so the node is not drained"), "{reason}");
+    passage.freeze(false);
+    assert!(world.is_there(&pod) && !world.is_unschedulable(node), "nothing was touched");
+}
+
+#[tokio::test]
+async fn the_force_file_gives_the_status_and_a_forced_end_counts_once() {
+    let (world, node) = (world(), "gate-forced");
+    world.node(node);
+    let pod = world.pod_with(node, "gate-forced-0", labelled("gate-forced"));
+    world.budget("gate-forced", 1, 1);
+    let mut agent = Agent::prepare(&world, node);
+    agent.start();
+    agent.wait_for_status(2, 1).await;
+    let second = "persist/kube-status/kubeforce-NodeDrainStatus-global.json";
+    agent.write(second, &json!({ "Status": 1, "RequestedBy": 1 }));
+    agent.wait_for_status(1, 1).await;
+    agent.remove(second);
+    agent.request("zedagent", 2, "reboot");
+    agent.wait_for_status(5, 2).await;
+    let first = "persist/kube-status/force-NodeDrainStatus-global.json";
+    agent.write(first, &json!({ "Status": 9, "RequestedBy": 2 }));
+    agent.wait_for_status(9, 2).await;
+    agent.wait_until("end of the force file", || !agent.exists(first)).await;
+    assert!(world.is_there(&pod), "it is forced past the pod, not through it");
+    agent.withdraw("zedagent");
+    agent.wait_for_status(2, 1).await;
+    // Junk forces nothing, and is told of.
+    agent.write(first, &json!([1, 2]));
+    agent
+        .wait_until("fault about the file", || {
+            agent.faults().iter().any(|fault| fault.subject.ends_with(first))
+        })
+        .await;
+    assert_eq!(agent.status(), (2, 1));
+}
+
+#[tokio::test]
+async fn the_guard_is_waited_for_when_it_is_reached_and_only_then() {
+    let (world, node) = (world(), "gate-guarded");
+    world.node(node);
+    let mut agent = Agent::prepare(&world, node);
+    let guard = "run/wharf/DisruptionGuard/global.json";
+    agent.write(guard, &json!({ "Linked": true, "Admitted": false, "Reason": "n2 is out" }));
+    agent.start();
+    agent.request("zedagent", 2, "reboot");
+    agent
+        .wait_until("wait for the guard", || {
+            agent.said()["Reason"].to_string().contains("n2 is out")
+        })
+        .await;
+    assert_eq!(agent.status(), (2, 1));
+    assert!(!world.is_unschedulable(node));
+    agent.write(guard, &json!({ "Linked": false, "Admitted": false, "Reason": "n2 is out" }));
+    agent.wait_for_status(9, 2).await;
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_be_cordoned_fails_and_is_tried_again_when_asked_anew() {
+    // There is no such Node yet.
+    let (world, node) = (world(), "gate-uncordonable");
+    let mut agent = Agent::prepare(&world, node);
+    agent.start();
+    agent.wait_for_status(2, 1).await;
+    agent.request("zedagent", 2, "reboot");
+    agent.wait_for_status(6, 2).await;
+    assert_eq!(agent.log().matches("cordonNode failed").count(), 10, "{}", agent.log());
+    agent.withdraw("zedagent");
+    world.node(node);
+    agent.request("zedagent", 2, "reboot");
+    agent.wait_for_status(9, 2).await;
+}
