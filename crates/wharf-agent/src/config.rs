@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
-use wharf_core::{install::network::NETWORK_FILE, words::nearest};
+use wharf_core::{
+    install::{credentials::path, network::NETWORK_FILE},
+    words::nearest,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -42,8 +45,12 @@ pub struct Config {
     /// Program and arguments that put a fetched image in place.
     pub update_command: Vec<String>,
     pub min_cluster_nodes: usize,
-    /// The management server that the link speaks with.
+    /// The management server that the link speaks with, as `host:port`; several with commas.
     pub server: Option<String>,
+    /// The link's certificate and its key, in one file.
+    pub link_identity: PathBuf,
+    /// Who signed what servers show.
+    pub link_authority: PathBuf,
     pub logs: Logs,
     pub volumes: Volumes,
 }
@@ -99,6 +106,8 @@ impl Default for Config {
             update_command: Vec::new(),
             min_cluster_nodes: 3,
             server: None,
+            link_identity: path::LINK_IDENTITY.into(),
+            link_authority: path::LINK_AUTHORITY.into(),
             logs: Logs::default(),
             volumes: Volumes::default(),
         }

@@ -15,6 +15,7 @@ pub mod files;
 pub mod health;
 pub mod host;
 pub mod kube;
+pub mod link;
 pub mod network;
 mod run;
 pub mod status;

@@ -14,7 +14,7 @@ use crate::{
     drain::{self, Orders},
     files::Files,
     health::{self, Health},
-    kube, network,
+    kube, link, network,
     status::{cluster, firewall, roles, server},
     tasks::{Context, Tasks},
     tracker::Tracker,
@@ -85,6 +85,9 @@ fn start(context: Context) -> Tasks {
         tasks.start("kube", move |context, reporter| keeper.clone().run(context, reporter));
     }
     start_status(&mut tasks, tracker, kube);
+    if config.server.is_some() {
+        tasks.start("link", link::run);
+    }
     tasks
 }
 

@@ -21,6 +21,8 @@ use crate::{
     trace::ClusterTrace,
 };
 
+/// What a server is called in the certificate that it shows to agents, wherever they find it.
+pub const SERVER_NAME: &str = "link.wharf.internal";
 /// Each side says something at least this often.
 pub const ALIVE_EVERY: Duration = Duration::from_secs(15);
 /// Whoever hears nothing for so long gives the connection up.

@@ -21,8 +21,6 @@ use crate::{
 };
 
 const NAME: &str = "wharf-agents-ca";
-/// What the server calls itself where agents call it.
-pub const LINK_NAME: &str = "link.wharf.internal";
 
 /// Signs the certificates of agents, and what servers show to them. Stored sealed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,11 +54,11 @@ impl AgentAuthority {
         self.make(Vec::new(), subject, ExtendedKeyUsagePurpose::ClientAuth, now)
     }
 
-    /// What a server shows to agents.
-    pub fn serve(&self, now: Timestamp) -> Result<CertKey, PkiError> {
+    /// What a server shows to agents, under this name.
+    pub fn serve(&self, name: &str, now: Timestamp) -> Result<CertKey, PkiError> {
         let mut subject = DistinguishedName::new();
-        subject.push(DnType::CommonName, LINK_NAME);
-        self.make(vec![LINK_NAME.to_owned()], subject, ExtendedKeyUsagePurpose::ServerAuth, now)
+        subject.push(DnType::CommonName, name);
+        self.make(vec![name.to_owned()], subject, ExtendedKeyUsagePurpose::ServerAuth, now)
     }
 
     /// Whether a certificate is this agent's, is signed by this authority, and has enough of its
@@ -141,7 +139,7 @@ mod tests {
         assert!(!authority.is_current(&pair, &agent("n1"), now + DAY * 300));
         let other = AgentAuthority::new(now).unwrap();
         assert!(!other.is_current(&pair, &agent("n1"), now), "another's signature");
-        let served = authority.serve(now).unwrap();
+        let served = authority.serve("link", now).unwrap();
         let (_, pem) = parse_x509_pem(served.cert_pem.as_bytes()).unwrap();
         assert_eq!(Agent::of(&pem.contents), None, "a server is no agent");
     }

@@ -18,7 +18,7 @@ mod secret;
 
 use jiff::Timestamp;
 
-pub use agents::{Agent, AgentAuthority, LINK_NAME};
+pub use agents::{Agent, AgentAuthority};
 pub use kubeconfig::Kubeconfig;
 pub use leaf::{Authority, Leaf};
 pub use pki::{CertKey, Changes, ClusterPki, Expiry, ServiceAccountKey};

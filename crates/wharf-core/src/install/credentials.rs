@@ -41,6 +41,11 @@ pub mod path {
     pub const KUBELET: &str = "/etc/wharf/pki/kubelet.crt";
     pub const KUBELET_KEY: &str = "/etc/wharf/pki/kubelet.key";
 
+    /// The agent's certificate and key for its link to the server, in one file.
+    pub const LINK_IDENTITY: &str = "/etc/wharf/pki/agent-link.pem";
+    /// Who signs what servers show to agents.
+    pub const LINK_AUTHORITY: &str = "/etc/wharf/pki/agents-ca.crt";
+
     pub const KUBELET_KUBECONFIG: &str = "/etc/wharf/kubeconfig/kubelet.yaml";
     pub const PROXY_KUBECONFIG: &str = "/etc/wharf/kubeconfig/kube-proxy.yaml";
     pub const CONTROLLERS_KUBECONFIG: &str = "/etc/wharf/kubeconfig/kube-controller-manager.yaml";

@@ -41,6 +41,16 @@ impl ConfigGet {
         }
     }
 
+    pub fn number(self) -> u8 {
+        match self {
+            ConfigGet::Unset => 0,
+            ConfigGet::Success => 1,
+            ConfigGet::Fail => 2,
+            ConfigGet::TemporaryFail => 3,
+            ConfigGet::ReadSaved => 4,
+        }
+    }
+
     pub fn is_eligible(self) -> bool {
         matches!(self, ConfigGet::Success | ConfigGet::ReadSaved)
     }

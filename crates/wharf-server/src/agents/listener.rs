@@ -16,6 +16,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
+use wharf_api::link::SERVER_NAME;
 use wharf_pki::AgentAuthority;
 
 use super::session;
@@ -114,7 +115,7 @@ async fn greet(
 
 /// Believes whoever shows a certificate of the agents' authority, and shows one itself.
 fn acceptor(authority: &AgentAuthority, now: Timestamp) -> Result<TlsAcceptor, ServerError> {
-    let pair = authority.serve(now).map_err(tls_error("making a certificate"))?;
+    let pair = authority.serve(SERVER_NAME, now).map_err(tls_error("making a certificate"))?;
     let pem = |text: &str| CertificateDer::from_pem_slice(text.as_bytes());
     let mut roots = RootCertStore::empty();
     let root = pem(authority.certificate_pem()).map_err(tls_error("the agents' authority"))?;
