@@ -40,7 +40,8 @@ pub struct Config {
     pub drain_timeout_seconds: u64,
     pub api_skip_seconds: u64,
     pub unknown_to_halting_seconds: u64,
-    /// Program and arguments; none writes only the file that asks for a console.
+    /// Program and arguments that serve the console of `{vmi}` in `{namespace}` at `{port}`. An empty
+    /// list leaves that to whoever watches the file that asks for a console.
     pub console_command: Vec<String>,
     /// Program and arguments that put a fetched image in place.
     pub update_command: Vec<String>,
@@ -102,7 +103,11 @@ impl Default for Config {
             drain_timeout_seconds: 86_400,
             api_skip_seconds: 300,
             unknown_to_halting_seconds: 300,
-            console_command: Vec::new(),
+            console_command: ["virtctl", "vnc", "{vmi}", "-n", "{namespace}"]
+                .into_iter()
+                .chain(["--port", "{port}", "--proxy-only"])
+                .map(str::to_owned)
+                .collect(),
             update_command: Vec::new(),
             min_cluster_nodes: 3,
             server: None,

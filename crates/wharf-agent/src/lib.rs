@@ -9,6 +9,7 @@
 //! `wharf-core`, and sends documents; this crate compares them with the machine and acts.
 
 pub mod config;
+pub mod console;
 mod device;
 pub mod drain;
 pub mod files;
@@ -17,6 +18,7 @@ pub mod host;
 pub mod kube;
 pub mod link;
 pub mod network;
+pub mod passthrough;
 mod run;
 pub mod status;
 pub mod tasks;

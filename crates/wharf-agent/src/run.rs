@@ -11,10 +11,11 @@ use tracing::info;
 
 use crate::{
     config::Config,
+    console,
     drain::{self, Orders},
     files::Files,
     health::{self, Health},
-    kube, link, network,
+    kube, link, network, passthrough,
     status::{cluster, firewall, roles, server},
     tasks::{Context, Tasks},
     tracker::Tracker,
@@ -82,6 +83,14 @@ fn start(context: Context) -> Tasks {
     let kube = keeper.as_ref().map(kube::Keeper::kube);
     if let Some(keeper) = keeper {
         drain::start(&mut tasks, &config, keeper.kube(), Orders::default());
+        let kube = keeper.kube();
+        tasks.start("passthrough", move |context, reporter| {
+            passthrough::run(context, reporter, kube.clone())
+        });
+        let kube = keeper.kube();
+        tasks.start("console", move |context, reporter| {
+            console::run(context, reporter, kube.clone())
+        });
         tasks.start("kube", move |context, reporter| keeper.clone().run(context, reporter));
     }
     start_status(&mut tasks, tracker, kube);

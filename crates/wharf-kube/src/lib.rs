@@ -12,6 +12,7 @@
 
 mod addresses;
 mod apply;
+mod attachments;
 mod cluster;
 mod cordon;
 pub mod drain;
@@ -27,11 +28,13 @@ mod own_node;
 mod quantity;
 mod storage;
 mod transport;
+mod vms;
 mod watch;
 mod workload;
 
 pub use addresses::NodeAddress;
 pub use apply::{Applied, check_confined};
+pub use attachments::DefinitionSeen;
 pub use cluster::{Cluster, Probe};
 pub use cordon::{CORDON_BEFORE, CORDON_OWNER, Cordoned, Uncordoned};
 pub use error::KubeError;

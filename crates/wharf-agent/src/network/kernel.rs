@@ -375,7 +375,7 @@ pub(crate) async fn all<T>(
     answers.try_collect().await.map_err(failed(what))
 }
 
-fn failed(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
+pub(crate) fn failed(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
     let what = what.to_owned();
     move |error| match error {
         rtnetlink::Error::NetlinkError(message) => {

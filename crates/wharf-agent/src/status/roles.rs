@@ -1,19 +1,16 @@
 //! What the node is in its cluster, by the labels of its own Node.
 
-use std::time::Duration;
-
 use tokio::sync::watch;
 use wharf_core::{node::serve::Roles, words::chain};
 
 use crate::{
+    device,
     health::Reporter,
     kube::{self, Kube},
     tasks::{Context, Ended},
 };
 
 const SUBJECT: &str = "the own Node";
-/// Between two looks for the node's name where the device has to say it.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Tells the roles, by watch; `None` while nobody knows.
 pub async fn run(
@@ -22,7 +19,7 @@ pub async fn run(
     mut kube: Kube,
     roles: watch::Sender<Option<Roles>>,
 ) -> Ended {
-    let Some(name) = context.stop.run_until_cancelled(node_name(&context)).await else {
+    let Some(name) = context.stop.run_until_cancelled(device::node_name(&context)).await else {
         return Ok(());
     };
     loop {
@@ -63,18 +60,5 @@ async fn follow(
             }
         };
         roles.send_if_modified(|known| std::mem::replace(known, now) != now);
-    }
-}
-
-/// The Node that this machine is: as configured, or as the device is called.
-async fn node_name(context: &Context) -> String {
-    if !context.config.node_name.is_empty() {
-        return context.config.node_name.clone();
-    }
-    loop {
-        if let Some(name) = crate::device::name(&context.files) {
-            return wharf_core::node::names::node_name(&name);
-        }
-        tokio::time::sleep(LOOK_EVERY).await;
     }
 }

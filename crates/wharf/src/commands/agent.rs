@@ -39,7 +39,10 @@ Keys of the configuration file:
   trace_token_file what whoever asks the tracker must know
   cordon_retry_seconds [5], drain_retry_seconds [300], drain_timeout_seconds [86400],
   api_skip_seconds [300], unknown_to_halting_seconds [300]
-  console_command, update_command   program and arguments, as a list
+  console_command  program and arguments that serve the console of {vmi} in {namespace} at {port};
+                   [] leaves that to who watches vmiVNC.run
+                   [default: virtctl vnc {vmi} -n {namespace} --port {port} --proxy-only]
+  update_command   program and arguments that put a fetched image in place
   min_cluster_nodes  fewer are no cluster [default: 3]
   server           the management server
   [logs] file; [volumes] plugin_dir, kubelet_root, state_dir
