@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::{fs, time::Duration};
+use std::{fs, io::Write, net::TcpStream, time::Duration};
 
 use common::{Agent, CLUSTER_ID, Namespace, Reply, SOON, curl, kubectl, loopback, nft_rules};
 use serde_json::{Value, json};
@@ -178,9 +178,19 @@ fn only_a_controlplane_node_with_etcd_at_hand_says_cluster_and_says_so_by_watch(
             "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" },
         }),
     );
-    let kubeconfig = server.kubeconfig_file();
-    let agent =
-        Agent::start(None, &format!("node_name = 'n1'\nkubeconfig = '{}'", kubeconfig.display()));
+    // The way to the cluster is not there from the beginning, and then it is none.
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = dir.path().join("kubeconfig");
+    let subject = kubeconfig.display().to_string();
+    let agent = Agent::start(None, &format!("node_name = 'n1'\nkubeconfig = '{subject}'"));
+    let fault = |text: &str| {
+        let fault = || agent.fault(&subject).filter(|fault| fault.contains(text));
+        wait_for(text, SOON, || Ok(fault())).unwrap();
+    };
+    fault("it cannot be read: No such file");
+    fs::write(&kubeconfig, "clusters: 7").unwrap();
+    fault("the kubeconfig cannot be used: it is not a kubeconfig");
+    fs::write(&kubeconfig, server.kubeconfig()).unwrap();
     agent.publish("nim/DeviceNetworkStatus/global.json", &device_ports("shop", &[&address]));
     agent.publish("zedagent/EdgeNodeClusterConfig/global.json", &cluster_config(&address, "shop"));
     let status = || Reply::get(&format!("http://{address}:12346/status"), &[]);
@@ -207,6 +217,34 @@ fn only_a_controlplane_node_with_etcd_at_hand_says_cluster_and_says_so_by_watch(
     server.process().kill().unwrap();
     expect("");
     wait_for("the fault", SOON, || Ok(agent.fault("the own Node"))).unwrap();
+}
+
+#[test]
+fn whatever_comes_to_its_port_the_server_answers_the_next_one() {
+    let address = loopback(4, 2);
+    let agent = Agent::start(None, "open_trace = false");
+    agent.publish("nim/DeviceNetworkStatus/global.json", &device_ports("shop", &[&address]));
+    agent.publish("zedagent/EdgeNodeClusterConfig/global.json", &cluster_config(&address, "shop"));
+    let ask = |path: &str| {
+        let arguments = ["--interface", address.as_str()];
+        Reply::get(&format!("http://{address}:12346{path}"), &arguments)
+    };
+    wait_for("an answer", SOON, || Ok(ask("/status").ok())).unwrap();
+    assert_eq!(ask("/app/").unwrap().code, 401, "there is no token that anybody could know");
+
+    let connect = || TcpStream::connect((address.as_str(), PORT)).unwrap();
+    let head = [b"GET /status HTTP/1.1\r\nX-Long: ".as_slice(), &b"x".repeat(1 << 20)].concat();
+    let path = [b"GET /app/".as_slice(), &b"%2e".repeat(20_000), b" HTTP/1.1\r\n\r\n"].concat();
+    for bytes in [b"\x00\xff\r\n\r\n".as_slice(), &head, &path, b"GET /status HTTP/1.1\r\nHo"] {
+        // It may be cut off in the middle.
+        let _ = connect().write_all(bytes);
+    }
+    // More than are served at a time, and none of them says a word.
+    let silent: Vec<TcpStream> = (0..100).map(|_| connect()).collect();
+    wait_for("an answer", SOON, || Ok(ask("/status").ok())).unwrap();
+    drop(silent);
+    assert_eq!(ask("/status").unwrap().code, 200);
+    assert!(agent.is_healthy());
 }
 
 /// What a node that joins reads, without an agent.

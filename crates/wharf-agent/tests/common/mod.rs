@@ -174,6 +174,12 @@ impl Agent {
         self.health().is_some_and(|health| health.is_healthy())
     }
 
+    /// Whether one of its tasks works and has no fault.
+    pub fn works(&self, name: &str) -> bool {
+        let tasks = self.health().map(|health| health.tasks.0).unwrap_or_default();
+        tasks.iter().any(|task| task.name == name && task.working && task.faults.is_empty())
+    }
+
     pub fn fault(&self, subject: &str) -> Option<String> {
         let health = self.health()?;
         let mut faults = health.tasks.iter().flat_map(|task| task.faults.iter());
