@@ -11,7 +11,7 @@ use common::{Agent, CLUSTER_ID, Namespace, Reply, SOON, curl, kubectl, loopback,
 use serde_json::{Value, json};
 use wharf_agent::{
     config::Config,
-    status::join::{self, Failure, JoinError},
+    status::join::{self, Failure, JoinError, Patience},
 };
 use wharf_testbed::{apiserver::ApiServer, wait_for};
 
@@ -287,33 +287,41 @@ async fn who_joins_waits_for_this_cluster_and_does_not_wait_again() {
     let address = loopback(3, 2);
     let ours = joining(dir.path(), &address, CLUSTER_ID);
     // Nobody listens yet.
-    let limit = Some(Duration::from_secs(1));
-    let Err(JoinError::TimedOut { reason, .. }) = join::wait(&ours, limit).await else { panic!() };
+    let soon = Patience { limit: Some(Duration::from_secs(1)), ..Patience::default() };
+    let Err(JoinError::TimedOut { reason, .. }) = join::wait(&ours, soon).await else { panic!() };
     assert!(reason.contains(&format!("{address}:12346: it cannot be reached")), "{reason}");
 
+    // Its own agent tells it of the cluster a moment later.
+    let path = dir.path().join("run/zedagent/EdgeNodeClusterConfig/global.json");
+    let aside = dir.path().join("aside");
+    fs::rename(&path, &aside).unwrap();
+    let minutes = Duration::from_secs(120);
+    let patient = Patience { config: minutes, limit: Some(minutes) };
     let waiting = tokio::spawn({
         let ours = ours.clone();
-        async move { join::wait(&ours, Some(Duration::from_secs(120))).await }
+        async move { join::wait(&ours, patient).await }
     });
     let kubeconfig = server.kubeconfig_file();
     let agent =
         Agent::start(None, &format!("node_name = 'n1'\nkubeconfig = '{}'", kubeconfig.display()));
     agent.publish("nim/DeviceNetworkStatus/global.json", &device_ports("shop", &[&address]));
     agent.publish("zedagent/EdgeNodeClusterConfig/global.json", &cluster_config(&address, "shop"));
+    assert!(!waiting.is_finished());
+    fs::rename(&aside, &path).unwrap();
     waiting.await.unwrap().unwrap();
 
     let other = tempfile::tempdir().unwrap();
     let id = "ffffffff-4e5f-6071-8293-a4b5c6d7e8f9";
     let foreign = joining(other.path(), &address, id);
-    let Err(JoinError::TimedOut { reason, .. }) = join::wait(&foreign, limit).await else {
+    let Err(JoinError::TimedOut { reason, .. }) = join::wait(&foreign, soon).await else {
         panic!()
     };
     assert_eq!(reason, format!("the server belongs to another cluster, {CLUSTER_ID}"));
 
     // It has joined: whether the server is there does not matter any more.
     drop(agent);
-    join::wait(&ours, limit).await.unwrap();
-    fs::remove_file(dir.path().join("run/zedagent/EdgeNodeClusterConfig/global.json")).unwrap();
-    let withdrawn = join::wait(&ours, limit).await;
+    join::wait(&ours, soon).await.unwrap();
+    fs::remove_file(&path).unwrap();
+    let withdrawn = join::wait(&ours, soon).await;
     assert!(matches!(withdrawn, Err(JoinError::Ended(Failure::Withdrawn))), "{withdrawn:?}");
 }

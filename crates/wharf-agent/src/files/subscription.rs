@@ -66,7 +66,7 @@ impl<T> Subscription<T> {
     /// Returns at each change since the last call. Never returns when the agent stops.
     pub async fn changed(&mut self) {
         if self.receiver.changed().await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

@@ -160,11 +160,19 @@ fn items<T: serde::de::DeserializeOwned>(
 }
 
 fn rule(printed: PrintedRule) -> Rule {
-    let is = |part: &Value, words: &[&str]| words.iter().any(|word| part.get(word).is_some());
-    let unconditional =
-        printed.expr.iter().all(|part| is(part, &["counter", "log", "drop", "reject"]));
-    let ends = printed.expr.last().is_some_and(|part| is(part, &["drop", "reject"]));
-    Rule { handle: printed.handle, comment: printed.comment, ends_all: unconditional && ends }
+    let counts = |part: &Value| part.get("counter").is_some() || part.get("log").is_some();
+    let unconditional = printed.expr.iter().all(|part| counts(part) || ends(part));
+    let ends_all = unconditional && printed.expr.last().is_some_and(ends);
+    Rule { handle: printed.handle, comment: printed.comment, ends_all }
+}
+
+/// Whether a packet that comes to this part of a rule goes no further.
+fn ends(part: &Value) -> bool {
+    // So nft shows a target of iptables.
+    let target = part.get("xt").is_some_and(|xt| {
+        xt.get("type") == Some(&json!("target")) && xt.get("name") == Some(&json!("REJECT"))
+    });
+    target || part.get("drop").is_some() || part.get("reject").is_some()
 }
 
 fn command(action: &Action, opening: Option<&Opening>) -> Value {
@@ -194,4 +202,32 @@ fn matches(opening: &Opening) -> Vec<Value> {
         is(json!({ "payload": { "protocol": "tcp", "field": "dport" } }), json!(opening.port)),
         json!({ "accept": null }),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nft_prints_of_its_own_rules_and_of_those_of_iptables_is_understood() {
+        let ends_all = |expr: Value| {
+            let printed = json!({ "nftables": [
+                { "metainfo": { "version": "1.0.6" } },
+                { "rule": { "family": "ip", "handle": 4, "expr": expr } },
+            ] });
+            let mut rules = items::<PrintedRule>(&printed.to_string(), "rule").unwrap();
+            assert_eq!(rules.len(), 1);
+            rule(rules.remove(0)).ends_all
+        };
+        let counter = json!({ "counter": { "packets": 0, "bytes": 0 } });
+        let state = json!({ "xt": { "type": "match", "name": "conntrack" } });
+        let reject = json!({ "xt": { "type": "target", "name": "REJECT" } });
+        assert!(ends_all(json!([{ "drop": null }])));
+        assert!(ends_all(json!([counter, { "log": {} }, { "reject": { "type": "icmpx" } }])));
+        assert!(ends_all(json!([counter, reject])));
+        assert!(!ends_all(json!([state, counter, { "drop": null }])));
+        assert!(!ends_all(json!([state, counter, reject])));
+        assert!(!ends_all(json!([counter, { "accept": null }])));
+        assert!(!ends_all(json!([])));
+    }
 }

@@ -31,6 +31,8 @@ use crate::{
 
 /// A server that is there answers at once.
 const WITHIN: Duration = Duration::from_secs(2);
+/// Between two looks for a configuration that has not come yet.
+const CONFIG_EVERY: Duration = Duration::from_secs(1);
 /// `cluster`, and perhaps an id.
 const MOST_BYTES: usize = 1024;
 
@@ -69,20 +71,35 @@ impl JoinError {
     }
 }
 
-/// Waits, at most so long if a limit is given.
+/// How long to wait for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Patience {
+    /// For the configuration to come: an agent that was started a moment ago may not have it yet.
+    pub config: Duration,
+    /// For everything; `None` has no end.
+    pub limit: Option<Duration>,
+}
+
+/// Waits until the node may be started.
 ///
 /// # Errors
 /// The wait ended, and the node must not be started.
-pub async fn wait(config: &Config, limit: Option<Duration>) -> Result<(), JoinError> {
+pub async fn wait(config: &Config, patience: Patience) -> Result<(), JoinError> {
     // Nobody asks for this health: what cannot be read ends the wait or is told as its reason.
     let health = Health::new(&config.node_name);
     let stop = CancellationToken::new();
     let _stop = stop.clone().drop_guard();
     let files = Files::open(&config.run_dir, &config.persist_dir, &health, stop);
-    let end = limit.map(|limit| (Instant::now() + limit, limit));
+    let begun = Instant::now();
     let mut progress = Progress::default();
+    let mut known = false;
     loop {
         let facts = look(config, &files).await?;
+        known |= facts.cluster.is_some();
+        if !known && begun.elapsed() < patience.config {
+            sleep(CONFIG_EVERY).await;
+            continue;
+        }
         let (reason, say) = match decide_join(&mut progress, &facts) {
             Decision::Go => return mark_joined(config, &facts),
             Decision::End(failure) => return Err(failure.into()),
@@ -91,8 +108,8 @@ pub async fn wait(config: &Config, limit: Option<Duration>) -> Result<(), JoinEr
         if say {
             info!(reason, tries = progress.tries, "waiting to join the cluster");
         }
-        match end {
-            Some((end, limit)) if Instant::now() + INTERVAL > end => {
+        match patience.limit {
+            Some(limit) if begun.elapsed() + INTERVAL > limit => {
                 return Err(JoinError::TimedOut { limit, reason });
             }
             Some(_) | None => sleep(INTERVAL).await,

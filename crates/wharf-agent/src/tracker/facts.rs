@@ -102,7 +102,7 @@ impl Reader {
             status: self.said("zedmanager", key, instance_status),
             domain_config: self.said("zedmanager", key, domain_config),
             domain: self.said("domainmgr", key, domain),
-            metric: self.said("domainmgr", key, metric),
+            metric: self.said("domainmgr", key, |seen| metric(&seen)),
         }
     }
 
@@ -284,7 +284,7 @@ fn domain(domain: DomainStatus) -> track::Domain {
     }
 }
 
-fn metric(metric: DomainMetric) -> track::Metric {
+fn metric(metric: &DomainMetric) -> track::Metric {
     track::Metric {
         activated: metric.activated,
         used_megabytes: metric.used_memory,

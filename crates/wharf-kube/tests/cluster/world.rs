@@ -20,7 +20,7 @@ use crate::DEADLINE;
 /// A cluster that all tests of this program share. Each test uses names of its own in it.
 pub struct World {
     pub server: ApiServer,
-    kubeconfig: NamedTempFile,
+    pub kubeconfig: NamedTempFile,
 }
 
 /// Started by the first test that needs it, ended by the last.

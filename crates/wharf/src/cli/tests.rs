@@ -19,7 +19,7 @@ fn the_contracts_lines_are_understood() {
         "wharf agent --config F",
         "wharf agent status",
         "wharf agent status --run-dir D --output json",
-        "wharf agent join-wait --config F --timeout-seconds 60",
+        "wharf agent join-wait --config F --timeout-seconds 60 --config-within-seconds 30",
         "wharf --data-dir D user list",
         "wharf user list --data-dir D -o json",
         "wharf user list -o yaml --server https://h --token T --ca F",

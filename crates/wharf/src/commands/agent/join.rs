@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use wharf_agent::{
     config::Config,
-    status::join::{self, Failure, JoinError},
+    status::join::{self, Failure, JoinError, Patience},
 };
 
 use crate::{
@@ -31,13 +31,19 @@ pub struct JoinArgs {
     /// Give up after so long; without it the wait has no end
     #[arg(long, value_name = "SECONDS")]
     timeout_seconds: Option<u64>,
+    /// Wait so long for the node's membership to be published, for an agent that starts meanwhile
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    config_within_seconds: u64,
 }
 
 pub fn run(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     let config = Config::load(&args.config)?;
     logging::init("info")?;
-    let limit = args.timeout_seconds.map(Duration::from_secs);
-    block_on(async { join::wait(&config, limit).await.map_err(|error| told(error).into()) })?;
+    let patience = Patience {
+        config: Duration::from_secs(args.config_within_seconds),
+        limit: args.timeout_seconds.map(Duration::from_secs),
+    };
+    block_on(async { join::wait(&config, patience).await.map_err(|error| told(error).into()) })?;
     Ok(ExitCode::SUCCESS)
 }
 
