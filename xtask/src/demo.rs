@@ -80,6 +80,8 @@ impl Demo {
             .arg(self.data_dir())
             .arg("--admin-password-file")
             .arg(&password)
+            // The machines do not reach the loopback address.
+            .env("WHARF_AGENTS_LISTEN", format!("0.0.0.0:{}", free_port()?))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -82,6 +82,7 @@ fn components_of(spec: &ClusterSpec, facts: &HostFacts) -> Vec<Component> {
         stage: Stage::Node,
         etcd_token: "token",
         secrets: &ClusterSecrets::default(),
+        servers: &[],
     };
     components(&input).unwrap()
 }

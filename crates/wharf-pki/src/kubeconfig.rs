@@ -21,6 +21,7 @@ pub enum Kubeconfig<'a> {
     /// To the balancer on the same machine.
     Kubelet(&'a str),
     KubeProxy(&'a str),
+    Agent(&'a str),
 }
 
 impl<'a> Kubeconfig<'a> {
@@ -32,6 +33,7 @@ impl<'a> Kubeconfig<'a> {
             Kubeconfig::Scheduler => Leaf::Scheduler,
             Kubeconfig::Kubelet(node) => Leaf::Kubelet(node),
             Kubeconfig::KubeProxy(node) => Leaf::KubeProxy(node),
+            Kubeconfig::Agent(node) => Leaf::Agent(node),
         }
     }
 
@@ -43,7 +45,7 @@ impl<'a> Kubeconfig<'a> {
             Kubeconfig::ControllerManager | Kubeconfig::Scheduler => {
                 local(format!("https://127.0.0.1:{API_PORT}"))
             }
-            Kubeconfig::Kubelet(_) | Kubeconfig::KubeProxy(_) => {
+            Kubeconfig::Kubelet(_) | Kubeconfig::KubeProxy(_) | Kubeconfig::Agent(_) => {
                 local(format!("https://{BALANCER}"))
             }
         }

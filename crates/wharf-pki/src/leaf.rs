@@ -51,6 +51,9 @@ pub enum Leaf<'a> {
     /// What the kubelet of a node shows.
     KubeletServing(&'a str),
     KubeProxy(&'a str),
+    /// As which the agent of a node reads what a node may not: RBAC gives the group `wharf:agents`
+    /// just that.
+    Agent(&'a str),
     /// The administrator. In `system:masters`, so that it works before any RBAC object exists.
     KubeAdmin,
 }
@@ -70,6 +73,7 @@ impl fmt::Display for Leaf<'_> {
             Leaf::Kubelet(node) => write!(f, "kubelet/{node}"),
             Leaf::KubeletServing(node) => write!(f, "kubelet-serving/{node}"),
             Leaf::KubeProxy(node) => write!(f, "kube-proxy/{node}"),
+            Leaf::Agent(node) => write!(f, "agent/{node}"),
             Leaf::KubeAdmin => f.write_str("kube-admin"),
         }
     }
@@ -90,6 +94,7 @@ impl Leaf<'_> {
             | Leaf::Kubelet(_)
             | Leaf::KubeletServing(_)
             | Leaf::KubeProxy(_)
+            | Leaf::Agent(_)
             | Leaf::KubeAdmin => Authority::Kubernetes,
         }
     }
@@ -107,6 +112,7 @@ impl Leaf<'_> {
             Leaf::Scheduler => "system:kube-scheduler".to_owned(),
             Leaf::Kubelet(node) | Leaf::KubeletServing(node) => format!("system:node:{node}"),
             Leaf::KubeProxy(_) => "system:kube-proxy".to_owned(),
+            Leaf::Agent(node) => format!("wharf:agent:{node}"),
             Leaf::KubeAdmin => "kube-admin".to_owned(),
         }
     }
@@ -115,6 +121,7 @@ impl Leaf<'_> {
     pub fn organization(self) -> Option<&'static str> {
         match self {
             Leaf::Kubelet(_) | Leaf::KubeletServing(_) => Some("system:nodes"),
+            Leaf::Agent(_) => Some("wharf:agents"),
             Leaf::KubeAdmin => Some("system:masters"),
             Leaf::Apiserver(_)
             | Leaf::ApiserverKubeletClient
@@ -142,6 +149,7 @@ impl Leaf<'_> {
             | Leaf::Scheduler
             | Leaf::Kubelet(_)
             | Leaf::KubeProxy(_)
+            | Leaf::Agent(_)
             | Leaf::KubeAdmin => Usage::Client,
         }
     }
@@ -188,6 +196,7 @@ pub fn wanted(spec: &ClusterSpec) -> Vec<Wanted<'_>> {
         let name = node.name.as_str();
         all.push(client(Leaf::Kubelet(name)));
         all.push(client(Leaf::KubeProxy(name)));
+        all.push(client(Leaf::Agent(name)));
         all.push(Wanted { leaf: Leaf::KubeletServing(name), names: own_names(node) });
         if node.is(NodeRole::Controlplane) {
             all.push(Wanted { leaf: Leaf::Apiserver(name), names: apiserver_names(spec, node) });

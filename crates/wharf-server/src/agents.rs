@@ -54,6 +54,15 @@ pub async fn known(store: &Store, cluster: &str) -> StoreResult<Known> {
     })
 }
 
+/// Adds to a transaction the end of what is kept of the agent of a node that left.
+pub fn forget(txn: Txn, cluster: &str, node: &str) -> Txn {
+    txn.delete(key_of::<AgentRecord>(&AgentRecord::key(cluster, node))).delete(key_of::<
+        NodeOperation,
+    >(
+        &NodeOperation::key(cluster, node),
+    ))
+}
+
 /// A transaction that deletes some of what is kept of the agents of a cluster that goes; `None` when
 /// there is no more.
 pub async fn removal(store: &Store, cluster: &str) -> StoreResult<Option<Txn>> {

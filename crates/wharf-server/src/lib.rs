@@ -84,6 +84,7 @@ pub struct Running {
 
 /// Runs a server until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> Result<(), ServerError> {
+    raise_open_files();
     let http = config.http;
     let mut running = start(config).await?;
     let scheme = if http { "http" } else { "https" };
@@ -241,6 +242,18 @@ impl Running {
             tracing::warn!(?error, path = %socket.display(), "the socket could not be removed");
         }
         self.app.store.close().await;
+    }
+}
+
+/// Each linked agent is an open file, and the usual limit of a process is a thousand. What the machine
+/// allows is enough; that it cannot be had is told when a connection is refused.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 

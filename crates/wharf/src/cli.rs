@@ -61,6 +61,7 @@ pub enum Command {
     Events(commands::events::EventsArgs),
     Cluster(commands::cluster::ClusterArgs),
     Node(commands::node::NodeArgs),
+    App(commands::app::AppArgs),
     RepairQueue(commands::repair::RepairArgs),
     Members(commands::members::MembersArgs),
     /// Make and check bundles: the files that an install puts on hosts

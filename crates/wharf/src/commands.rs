@@ -12,6 +12,7 @@ use crate::{
 };
 
 pub mod agent;
+pub mod app;
 pub mod audit;
 pub mod bundle;
 pub mod cluster;
@@ -50,6 +51,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Events(args) => block_on(events::run(&args, &client()?, format)),
         Command::Cluster(args) => block_on(cluster::run(&args, &client()?, format)),
         Command::Node(args) => block_on(node::run(&args, &client()?, format)),
+        Command::App(args) => block_on(app::run(&args, &client()?, format)),
         Command::RepairQueue(args) => block_on(repair::run(&args, &client()?, format)),
         Command::Members(_) => block_on(members::run(&client()?, format)),
         Command::Version(args) => block_on(version::run(&args, &wish, format)),

@@ -46,8 +46,12 @@ pub mod path {
     /// Who signs what servers show to agents.
     pub const LINK_AUTHORITY: &str = "/etc/wharf/pki/agents-ca.crt";
 
+    /// What whoever asks agents for more than their status must know.
+    pub const AGENT_TOKEN: &str = "/etc/wharf/pki/agent-token";
+
     pub const KUBELET_KUBECONFIG: &str = "/etc/wharf/kubeconfig/kubelet.yaml";
     pub const PROXY_KUBECONFIG: &str = "/etc/wharf/kubeconfig/kube-proxy.yaml";
+    pub const AGENT_KUBECONFIG: &str = "/etc/wharf/kubeconfig/agent.yaml";
     pub const CONTROLLERS_KUBECONFIG: &str = "/etc/wharf/kubeconfig/kube-controller-manager.yaml";
     pub const SCHEDULER_KUBECONFIG: &str = "/etc/wharf/kubeconfig/kube-scheduler.yaml";
 }

@@ -9,8 +9,8 @@ use crate::cluster::{ClusterSecrets, ClusterSpec, NodeRecord, NodeRole, NodeSpec
 
 use super::{
     components::{
-        BIN, CNI_PLUGINS, Component, components, containerd, directory, etcd, kube_proxy, kubelet,
-        text_file,
+        BIN, CNI_PLUGINS, Component, agent, components, containerd, directory, etcd, kube_proxy,
+        kubelet, text_file,
     },
     credentials::{HostCredentials, path},
     facts::HostFacts,
@@ -54,6 +54,8 @@ pub struct DocumentInput<'a> {
     /// name.
     pub etcd_token: &'a str,
     pub secrets: &'a ClusterSecrets,
+    /// Where the agent finds servers, as `host:port`; without any it has no link.
+    pub servers: &'a [String],
 }
 
 impl DocumentInput<'_> {
@@ -207,13 +209,14 @@ fn sysctls(facts: &HostFacts) -> BTreeMap<String, String> {
     wanted.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// Where shims put their sockets and libcni its results, whoever's they are; the deepest first.
-const SHARED: [&str; 4] =
-    ["/run/containerd/s", "/run/containerd", "/var/lib/cni/results", "/var/lib/cni"];
+/// Where shims put their sockets, libcni its results and agents what outlives a boot, whoever's they
+/// are; the deepest first.
+const SHARED: [&str; 5] =
+    ["/run/containerd/s", "/run/containerd", "/var/lib/cni/results", "/var/lib/cni", "/persist"];
 
 fn grown(facts: &HostFacts) -> Grown {
     let root = containerd::root_directory(facts);
-    let directories = vec![
+    let mut directories = vec![
         kubelet::DATA,
         etcd::DATA,
         &root,
@@ -223,6 +226,7 @@ fn grown(facts: &HostFacts) -> Grown {
         "/var/log/pods",
         "/var/log/containers",
     ];
+    directories.extend(agent::GROWN);
     let pods = if containerd::systemd_cgroups(facts) { "kubepods.slice" } else { "kubepods" };
     let texts = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
     Grown {

@@ -75,7 +75,8 @@ pub fn render_metrics_server(image: &str, ca_pem: &str) -> String {
     fill(include_str!("manifests/metrics_server.yaml"), &[("image", image), ("ca", ca_pem)])
 }
 
-/// The rights that no default grants: the API server's identity may use kubelets.
+/// The rights that no default grants: the API server's identity may use kubelets, agents may read what
+/// they report; and the namespace of applications.
 pub fn render_rbac() -> String {
     include_str!("manifests/rbac.yaml").to_owned()
 }

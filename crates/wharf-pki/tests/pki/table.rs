@@ -46,6 +46,8 @@ const TABLE: &[Row] = &[
     ("etcd-peer/n1", "n1", None, BOTH, &["10.0.0.1", "127.0.0.1", "localhost", "n1"]),
     ("etcd-server/n1", "n1", None, BOTH, &["10.0.0.1", "127.0.0.1", "localhost", "n1"]),
     ("front-proxy-client", "front-proxy-client", None, CLIENT, &[]),
+    ("agent/n1", "wharf:agent:n1", Some("wharf:agents"), CLIENT, &[]),
+    ("agent/w1", "wharf:agent:w1", Some("wharf:agents"), CLIENT, &[]),
     ("kube-admin", "kube-admin", Some("system:masters"), CLIENT, &[]),
     ("kube-proxy/n1", "system:kube-proxy", None, CLIENT, &[]),
     ("kube-proxy/w1", "system:kube-proxy", None, CLIENT, &[]),

@@ -188,7 +188,12 @@ async fn read_facts(store: &Store, cluster: &str) -> StoreResult<Option<Facts>> 
     let key = NodeOperation::key(cluster, "");
     let (operations, _) = store.read_all::<NodeOperation>(&key).await?;
     let (members, _) = store.read_all::<Member>("").await?;
-    let operations = operations.into_iter().flatten().map(|stored| stored.value);
+    // How an operation goes on is no news to the nodes; why it is not let in is.
+    let needed = |operation: NodeOperation| match operation.is_running() && !operation.admitted {
+        true => operation,
+        false => NodeOperation { reason: None, ended_at: None, ..operation },
+    };
+    let operations = operations.into_iter().flatten().map(|stored| needed(stored.value));
     let mut servers: Vec<String> =
         members.into_iter().flatten().flat_map(|member| member.value.agents).collect();
     servers.sort();

@@ -101,7 +101,12 @@ impl Engine {
 
     /// What was let in before counts before anybody new is let in.
     fn restore(&mut self, operation: &NodeOperation) {
-        if !operation.is_out() || self.claims.contains_key(&operation.node) {
+        if !operation.is_out() {
+            return;
+        }
+        // One that took the place of another has its claim.
+        if let Some((id, _)) = self.claims.get_mut(&operation.node) {
+            id.clone_from(&operation.id);
             return;
         }
         let Owned { app, cluster, .. } = &self.owned;
@@ -131,7 +136,9 @@ impl Engine {
             let busy = all.operations.iter().any(|operation| {
                 operation.value.node == agent.node && operation.value.is_running()
             });
-            if !busy && agent.wants.is_some() && agent.is_linked(&all.members) {
+            // What it said before its link was lost may not hold any more.
+            let wants = agent.wants.is_some() && agent.reported;
+            if !busy && wants && agent.is_linked(&all.members) {
                 self.let_in_local(agent).await?;
             }
         }

@@ -36,8 +36,8 @@ pub async fn plan(
     name: &str,
     draft: Option<&Draft>,
 ) -> ApiResult<Vec<HostPlan>> {
-    let (world, record) = world(app, caller, name, draft).await?;
-    installer::plan(&world, record.as_ref()).await.map_err(|failure| failed(&failure))
+    let (mut world, record) = world(app, caller, name, draft).await?;
+    installer::plan(&mut world, record.as_ref()).await.map_err(|failure| failed(&failure))
 }
 
 /// The wish with all that belongs to it, checked as a create or an update would.

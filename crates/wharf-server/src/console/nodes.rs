@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     access::Caller,
+    agents,
     app::App,
     clusters::nodes,
     drains,
@@ -214,6 +215,9 @@ pub async fn act(
         }
         "cancel" => {
             drains::cancel(&app, &caller, &cluster, &name).await?;
+        }
+        "cancelOperation" => {
+            agents::cancel(&app, &caller, &cluster, &name).await?;
         }
         _ => return Err(super::not_found()),
     }

@@ -31,7 +31,7 @@ use super::{
     members,
     world::{HostPlan, LOOK_DEADLINE, World, all_changes, bundled_files, in_time, judge},
 };
-use crate::vault;
+use crate::{agents, vault};
 
 const PHASES: [&str; 13] = [
     "connect",
@@ -103,10 +103,11 @@ async fn both(
 }
 
 /// What an operation would do, host by host; touches nothing.
-pub async fn plan(world: &World, record: Option<&ClusterRecord>) -> Outcome<Vec<HostPlan>> {
+pub async fn plan(world: &mut World, record: Option<&ClusterRecord>) -> Outcome<Vec<HostPlan>> {
     let known = record.map(|record| record.nodes.clone()).unwrap_or_default();
     let nodes = choose_nodes(world, &known, &BTreeMap::new())?;
     let pki = pki_of(world)?;
+    let world = &*world;
     let reach = world.reach(&known);
     let end = Instant::now() + LOOK_DEADLINE;
     let look = async |node: &NodeSpec| {
@@ -155,13 +156,23 @@ async fn plan_host(
     Ok(HostPlan { host: host.name().to_owned(), changes, note })
 }
 
-fn pki_of(world: &World) -> Outcome<ClusterPki> {
+/// The certificates of the cluster and of its agents; what is good stays as it is. Those of agents
+/// are in the world's vault afterwards.
+fn pki_of(world: &mut World) -> Outcome<ClusterPki> {
     let now = Timestamp::now();
     let mut pki = match &world.vault.pki {
         Some(pki) => pki.clone(),
         None => ClusterPki::new(now).map_err(internal)?,
     };
     pki.ensure(&world.spec, now).map_err(internal)?;
+    let (spec, agents) = (&world.spec, &mut world.vault.agents);
+    let named: Vec<_> = spec
+        .nodes
+        .iter()
+        .map(|node| agents::agent_of(&spec.name, &pki.etcd_token, &node.name))
+        .collect();
+    agents.retain(|name, _| spec.node(name).is_some());
+    agents::ensure(&world.app.agents.authority, agents, &named, now).map_err(internal)?;
     Ok(pki)
 }
 
@@ -246,11 +257,11 @@ impl Walk<'_> {
         Ok(nodes)
     }
 
-    async fn certificates(&self) -> Outcome<ClusterPki> {
-        let pki = pki_of(&self.world)?;
-        if self.world.vault.pki.as_ref() != Some(&pki) {
-            let mut vault = self.world.vault.clone();
-            vault.pki = Some(pki.clone());
+    async fn certificates(&mut self) -> Outcome<ClusterPki> {
+        let before = self.world.vault.clone();
+        let pki = pki_of(&mut self.world)?;
+        let vault = vault::Vault { pki: Some(pki.clone()), ..self.world.vault.clone() };
+        if vault != before {
             self.job.store_vault(&vault).await?;
             self.job.journal.log("certificates were issued");
         }
@@ -399,7 +410,9 @@ impl Job {
         }
         let stored = self.fenced.commit(|stored| {
             let record = ClusterRecord { nodes: nodes.clone(), ..stored.value.clone() };
-            Txn::new().write(&stored.id, &record, Timestamp::now(), None)
+            let gone = stored.value.nodes.keys().filter(|name| !nodes.contains_key(*name));
+            let txn = gone.fold(Txn::new(), |txn, node| agents::forget(txn, &stored.id, node));
+            txn.write(&stored.id, &record, Timestamp::now(), None)
         });
         stored.await.map(|_| ()).map_err(internal)
     }

@@ -1,19 +1,36 @@
 //! Which keys, certificates and kubeconfigs of a cluster lie on which host.
 
+use std::collections::BTreeMap;
+
 use wharf_core::{
     cluster::{ClusterSpec, NodeRole, NodeSpec},
     install::credentials::{HostCredentials, path},
 };
-use wharf_pki::{ClusterPki, Kubeconfig, Leaf, PkiError};
+use wharf_pki::{AgentAuthority, CertKey, ClusterPki, Kubeconfig, Leaf, PkiError};
+
+/// What agents need for their links.
+pub struct Links<'a> {
+    pub authority: &'a AgentAuthority,
+    /// By the node's name.
+    pub agents: &'a BTreeMap<String, CertKey>,
+}
 
 /// Everything that a node's host needs by its roles, and nothing more.
 pub fn credentials_of(
     pki: &ClusterPki,
+    links: &Links<'_>,
     spec: &ClusterSpec,
     node: &NodeSpec,
 ) -> Result<HostCredentials, PkiError> {
     let mut files = Files { pki, spec, credentials: HostCredentials::default() };
     let name = node.name.as_str();
+    let link = links.agents.get(name);
+    let link = link.ok_or_else(|| PkiError::Missing { name: format!("link of {name}") })?;
+    // One file, as the agent keeps it when it gets a new one over the link.
+    files.secret(path::LINK_IDENTITY, &format!("{}{}", link.cert_pem, link.key_pem.expose()));
+    files.public(path::LINK_AUTHORITY, links.authority.certificate_pem());
+    files.secret(path::AGENT_TOKEN, pki.cluster_token.expose());
+    files.kubeconfig(Kubeconfig::Agent(name), path::AGENT_KUBECONFIG)?;
     files.public(path::CA, &pki.kubernetes_ca.cert_pem);
     files.pair(Leaf::KubeletServing(name), path::KUBELET, path::KUBELET_KEY)?;
     files.kubeconfig(Kubeconfig::Kubelet(name), path::KUBELET_KUBECONFIG)?;

@@ -21,7 +21,7 @@ use super::{
     Failure, Outcome,
     bundles::Supply,
     converge::internal,
-    credentials::credentials_of,
+    credentials::{Links, credentials_of},
     hosts::{Host, Jump, Reach, all},
 };
 use crate::{app::App, engine::Journal, vault::Vault};
@@ -73,7 +73,9 @@ impl World {
         pki: &ClusterPki,
         stage: Stage,
     ) -> Outcome<HostDocument> {
-        let credentials = credentials_of(pki, &self.spec, node).map_err(internal)?;
+        let links = Links { authority: &self.app.agents.authority, agents: &self.vault.agents };
+        let credentials = credentials_of(pki, &links, &self.spec, node).map_err(internal)?;
+        let servers = self.app.config.agents_addresses(&self.spec, self.app.agents.port);
         let input = DocumentInput {
             spec: &self.spec,
             node,
@@ -85,6 +87,7 @@ impl World {
             stage,
             etcd_token: &pki.etcd_token,
             secrets: &self.vault.secrets,
+            servers: &servers,
         };
         host_document(&input).map_err(|error| Failure::on(&node.name, error.to_string()))
     }

@@ -1,5 +1,6 @@
 //! `wharf node`
 
+mod operation;
 mod progress;
 
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::{
     output::{self, Format},
 };
 
-/// Look at the nodes of a cluster, and take pods off them
+/// Look at the nodes of a cluster, take pods off them, reboot and update them
 #[derive(Debug, clap::Args)]
 pub struct NodeArgs {
     #[command(subcommand)]
@@ -36,6 +37,10 @@ enum Verb {
     /// Let pods come to a node again; a drain that runs is canceled
     Uncordon(Which),
     Drain(DrainArgs),
+    Reboot(operation::PowerArgs),
+    /// Shut a node's machine down, after its drain; as `reboot` otherwise
+    Shutdown(operation::PowerArgs),
+    Update(operation::UpdateArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -130,6 +135,9 @@ pub async fn run(args: &NodeArgs, client: &Client, format: Format) -> anyhow::Re
             told(&drain, format, &text)
         }
         Verb::Drain(args) => drain(client, args, format).await,
+        Verb::Reboot(args) => operation::power(client, args, "reboot", format).await,
+        Verb::Shutdown(args) => operation::power(client, args, "shutdown", format).await,
+        Verb::Update(args) => operation::update(client, args, format).await,
     }
 }
 
@@ -147,11 +155,18 @@ fn told<T: serde::Serialize>(resource: &T, format: Format, text: &str) -> anyhow
 async fn list(client: &Client, cluster: &str, format: Format) -> anyhow::Result<()> {
     let path = format!("/clusters/{}/nodes", segment(cluster)?);
     let nodes: Collection<Node> = client.get(&path).await?;
-    let columns = ["NAME", "STATUS", "ROLES", "ADDRESS", "VERSION", "PODS", "DRAIN", "REASON"];
+    let columns =
+        ["NAME", "STATUS", "ROLES", "ADDRESS", "VERSION", "PODS", "AGENT", "DRAIN", "REASON"];
     output::list(format, &nodes.data, columns, |node| {
         let drain = node.drain.as_ref().map(|drain| format!("{} pods left", drain.left));
         let reason = node.drain.as_ref().and_then(|drain| drain.reason.clone());
-        let reason = reason.or_else(|| node.reason.clone()).unwrap_or_default();
+        let operation = node.operation.as_ref();
+        let under_way = operation.map(|operation| {
+            let why = operation.reason.as_deref().unwrap_or_default();
+            format!("{}: {why}", operation.kind)
+        });
+        let reason = reason.or(under_way).or_else(|| node.reason.clone());
+        let reason = reason.or_else(|| first_fault(node)).unwrap_or_default();
         let cordoned = node.cordoned && node.status == "NotReady";
         [
             node.name.clone(),
@@ -160,10 +175,26 @@ async fn list(client: &Client, cluster: &str, format: Format) -> anyhow::Result<
             node.address.clone(),
             node.kubelet_version.clone(),
             format!("{}/{}", node.usage.pod_used, node.usage.pod),
+            agent(node),
             drain.unwrap_or_default(),
             reason.lines().next().unwrap_or_default().to_owned(),
         ]
     })
+}
+
+/// The agent's version, with what is to be known of it.
+fn agent(node: &Node) -> String {
+    match &node.agent {
+        None => String::new(),
+        Some(agent) if agent.link != "linked" => agent.link.clone(),
+        Some(agent) if agent.health == "ok" => agent.version.clone(),
+        Some(agent) => format!("{} ({})", agent.version, agent.health),
+    }
+}
+
+fn first_fault(node: &Node) -> Option<String> {
+    let agent = node.agent.as_ref().filter(|agent| agent.link == "linked")?;
+    agent.faults.first().cloned()
 }
 
 async fn plan(client: &Client, args: &DrainArgs, format: Format) -> anyhow::Result<()> {

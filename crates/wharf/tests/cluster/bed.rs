@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::Command, time::Duration};
 
 use serde_json::{Value, json};
 use wharf_bundle::{Bundle, cache::Cache};
-use wharf_testbed::{Host, Options, TestBed, wait_for};
+use wharf_testbed::{Host, Options, TestBed, process::free_port, wait_for};
 
 use crate::world::{Ran, World};
 
@@ -17,6 +17,7 @@ pub const DEADLINE: Duration = Duration::from_secs(600);
 pub struct Bed {
     pub world: World,
     pub machines: TestBed,
+    agents_port: Option<u16>,
 }
 
 impl Bed {
@@ -24,7 +25,7 @@ impl Bed {
     pub fn start(name: &str, hosts: usize) -> Self {
         let options = Options::hosts(hosts).with_bundle().unwrap();
         let machines = TestBed::start_with(&TestBed::unique_name(name), &options).unwrap();
-        let mut bed = Self { world: World::empty(), machines };
+        let mut bed = Self { world: World::empty(), machines, agents_port: None };
         bed.start_server();
         bed
     }
@@ -33,7 +34,13 @@ impl Bed {
         let cache = wharf_testbed::cache_dir().unwrap();
         let bundles = cache.join("bundles").display().to_string();
         let config = self.world.path("server.toml");
-        std::fs::write(&config, format!("bundles_dir = {bundles:?}\n")).unwrap();
+        // The same port whenever it is started, so that agents find it again.
+        let port = *self.agents_port.get_or_insert_with(|| free_port().unwrap());
+        let agents = format!("{}:{port}", self.machines.gateway());
+        let text = format!(
+            "bundles_dir = {bundles:?}\n[agents]\nlisten = {agents:?}\naddresses = [{agents:?}]\n"
+        );
+        std::fs::write(&config, text).unwrap();
         let config = config.display().to_string();
         self.world.start("127.0.0.1:0", &["--config", &config]);
     }
@@ -67,6 +74,27 @@ impl Bed {
         let dir = self.world.data_dir().display().to_string();
         let args = [&["cluster"], verb, &["-f", "-", "--data-dir", &dir]].concat();
         self.world.run_with_input(&args, &wish.to_string())
+    }
+
+    /// The nodes of a cluster, as the command line lists them.
+    pub fn nodes(&self, name: &str) -> Vec<Value> {
+        let list = self.world.local(&["node", "list", name, "-o", "json"]).json();
+        list.as_array().unwrap().clone()
+    }
+
+    /// Waits until the agents of so many nodes are linked, and nothing is wrong with them.
+    pub fn wait_for_links(&self, name: &str, nodes: usize) {
+        wait_for("the agents to be linked and well", DEADLINE, || {
+            let agents: Vec<Value> =
+                self.nodes(name).iter().map(|node| node["agent"].clone()).collect();
+            let well = |agent: &&Value| agent["link"] == "linked" && agent["health"] == "ok";
+            let count = agents.iter().filter(well).count();
+            if count < nodes {
+                anyhow::ensure!(agents.len() <= nodes, "{agents:?}");
+            }
+            Ok((count == nodes).then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}: {:#?}", self.nodes(name)));
     }
 
     pub fn get(&self, name: &str) -> Value {
@@ -116,7 +144,7 @@ impl Bed {
         cluster: &str,
         args: &[&str],
     ) -> Result<String, String> {
-        let port = wharf_testbed::process::free_port().unwrap();
+        let port = free_port().unwrap();
         let _tunnel = self.host(worker).tunnel(port, 6444).unwrap();
         let server = format!("https://127.0.0.1:{port}");
         self.kubectl(cluster, &[&["--server", &server], args].concat())

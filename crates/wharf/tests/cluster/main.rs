@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+mod agents;
 mod bed;
 #[path = "../../../wharf-server/tests/common/browser.rs"]
 mod browser;
@@ -77,6 +78,8 @@ fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
         assert!(version.is_ok(), "{context}: {version:?}");
     }
 
+    bed.wait_for_links("life", 5);
+
     // The same wish again: nothing is written, no process is another one.
     let state = |host: &&str| (pids(&bed, host), stamps(bed.host(host)));
     let before_again: Vec<_> = hosts[..5].iter().map(state).collect();
@@ -90,6 +93,8 @@ fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
         assert!(written.is_empty() && after.1.len() == before.1.len(), "{host}: {written:#?}");
         assert!(before.1.len() > 50, "{host}: {before:?}");
     }
+
+    agents::serve(&bed, "life", "node5");
 
     // One controlplane machine goes: every worker still reaches the API, the state stays.
     bed.host("node1").power_cut().unwrap();

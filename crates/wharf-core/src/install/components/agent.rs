@@ -1,4 +1,4 @@
-//! The agent: pod network and the balancer before the API servers.
+//! The agent: pod network, the balancer before the API servers, and all that it does for the node.
 
 use std::{collections::BTreeMap, net::SocketAddrV4};
 
@@ -18,6 +18,29 @@ const CONFIG: &str = "/etc/wharf/agent/agent.toml";
 /// Where containerd looks for the pod network, unless the user brings one.
 pub const CNI_CONFIG: &str = "/etc/wharf/cni/net.d";
 const CONFLIST: &str = "/etc/wharf/cni/net.d/10-wharf.conflist";
+/// What puts a new system in place, if the machine brings it: it is called with the image.
+const UPDATE_PROGRAM: &str = "/usr/local/sbin/wharf-node-update";
+/// Whom the agent plays, because nobody else does on a host of ours.
+const ROLES: [&str; 6] =
+    ["zedagent", "nodeagent", "baseosmgr", "zedmanager", "domainmgr", "volumemgr"];
+/// What it makes by itself: the files through which the agents of a node speak, and what it keeps.
+pub const GROWN: [&str; 15] = [
+    "/run/wharf/AgentHealth",
+    "/run/wharf/NodeWish",
+    "/run/wharf/NodeJobs",
+    "/run/wharf/DisruptionGuard",
+    "/run/zedkube",
+    "/run/zedagent",
+    "/run/nodeagent",
+    "/run/baseosmgr",
+    "/run/zedmanager",
+    "/run/domainmgr",
+    "/run/volumemgr",
+    "/persist/status",
+    "/persist/kube-status",
+    "/persist/kubelog",
+    "/persist/wharf",
+];
 /// What Ethernet carries where nothing else is known.
 const USUAL_MTU: u32 = 1500;
 
@@ -33,7 +56,7 @@ pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> 
         stage: Stage::Prepare,
         service: Service {
             name: "agent",
-            description: "Wharf agent: pod network and API balancer",
+            description: "Wharf agent: pod network, API balancer and the node's operations",
             after: &[],
             kind: Kind::Notify,
             program: "wharf",
@@ -43,15 +66,35 @@ pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> 
         directories: ["/etc/wharf/agent", "/etc/wharf/cni", CNI_CONFIG]
             .map(|path| directory(path, 0o755))
             .to_vec(),
-        files: vec![text_file(CONFIG, 0o644, render_config(&input.node.name))],
+        files: vec![text_file(CONFIG, 0o644, render_config(input))],
         reloaded_files,
         credentials: Vec::new(),
-        reloaded_credentials: vec![path::CA],
+        reloaded_credentials: vec![
+            path::CA,
+            path::AGENT_KUBECONFIG,
+            path::KUBELET_KUBECONFIG,
+            path::AGENT_TOKEN,
+            path::LINK_IDENTITY,
+            path::LINK_AUTHORITY,
+        ],
     })
 }
 
-fn render_config(node: &str) -> String {
-    format!("node_name = {}\nnetwork_file = {}\n", quoted(node), quoted(NETWORK_FILE))
+fn render_config(input: &DocumentInput<'_>) -> String {
+    let roles = ROLES.map(quoted).join(", ");
+    let mut rows = vec![
+        ("node_name", quoted(&input.node.name)),
+        ("network_file", quoted(NETWORK_FILE)),
+        ("kubeconfig", quoted(path::AGENT_KUBECONFIG)),
+        ("node_kubeconfig", quoted(path::KUBELET_KUBECONFIG)),
+        ("publish_as", format!("[{roles}]")),
+        ("trace_token_file", quoted(path::AGENT_TOKEN)),
+        ("update_command", format!("[{}]", quoted(UPDATE_PROGRAM))),
+    ];
+    if !input.servers.is_empty() {
+        rows.push(("server", quoted(&input.servers.join(","))));
+    }
+    rows.into_iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
 }
 
 /// The text of the network file, whoever writes it.

@@ -20,6 +20,7 @@ pub(crate) struct Example {
     pub bundle: BundleIndex,
     pub images: Vec<Image>,
     pub secrets: ClusterSecrets,
+    pub servers: Vec<String>,
 }
 
 impl Example {
@@ -63,6 +64,7 @@ impl Example {
             bundle: programs.split_whitespace().map(program).collect(),
             images: vec![Image { name: "wharf.dev/pause:1".to_owned(), archive }],
             secrets: ClusterSecrets::default(),
+            servers: vec!["10.0.0.250:8444".to_owned()],
         }
     }
 
@@ -78,6 +80,7 @@ impl Example {
             stage,
             etcd_token: "token",
             secrets: &self.secrets,
+            servers: &self.servers,
         }
     }
 
@@ -136,11 +139,15 @@ fn all_credentials() -> HostCredentials {
         path::ETCD_SERVER,
         path::ETCD_PEER,
         path::KUBELET,
+        path::LINK_AUTHORITY,
     ] {
         credentials.insert_public(path, "certificate");
     }
     for path in [
         path::CA_KEY,
+        path::AGENT_KUBECONFIG,
+        path::AGENT_TOKEN,
+        path::LINK_IDENTITY,
         path::APISERVER_KEY,
         path::APISERVER_KUBELET_CLIENT_KEY,
         path::APISERVER_ETCD_CLIENT_KEY,

@@ -64,8 +64,11 @@ fn a_host_gets_the_programs_and_keys_of_its_roles_and_no_others() {
     );
     assert!(below("etcd", "/opt/wharf/bin/").contains(&"etcdctl".to_owned()));
     assert_eq!(below("w", "/opt/wharf/cni/"), ["bridge", "host-local", "loopback", "portmap"]);
-    assert_eq!(below("w", "/etc/wharf/pki/"), ["ca.crt", "kubelet.crt", "kubelet.key"]);
-    assert_eq!(below("w", "/etc/wharf/kubeconfig/"), ["kube-proxy.yaml", "kubelet.yaml"]);
+    let agents = ["agent-link.pem", "agent-token", "agents-ca.crt"];
+    let keys = [&agents[..], &["ca.crt", "kubelet.crt", "kubelet.key"]].concat();
+    assert_eq!(below("w", "/etc/wharf/pki/"), keys);
+    let kubeconfigs = ["agent.yaml", "kube-proxy.yaml", "kubelet.yaml"];
+    assert_eq!(below("w", "/etc/wharf/kubeconfig/"), kubeconfigs);
     assert!(below("cp", "/etc/wharf/pki/").contains(&"ca.key".to_owned()));
     assert!(!below("etcd", "/etc/wharf/pki/").iter().any(|path| path.contains("apiserver")));
 }

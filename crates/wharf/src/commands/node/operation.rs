@@ -1,0 +1,161 @@
+//! `wharf node reboot|shutdown|update`
+
+use wharf_api::{
+    client::Client,
+    node::{NodeOperation, UpdateRequest},
+};
+
+use super::{Which, told};
+use crate::{
+    commands::{follow, segment},
+    failure::{Exit, Told},
+    output::{self, Format},
+};
+
+/// Reboot a node after its drain
+///
+/// The server lets it in beside what else is out of service in the cluster, and hands it to the
+/// node's agent, which drains the node and then reboots it, once, also when the agent is restarted in
+/// between. In a cluster with fewer nodes than `min_cluster_nodes` (3) of the agent's configuration
+/// nothing is drained, and the command says so.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  wharf node reboot demo node2 --wait       reboot, and show what is waited for
+  wharf node reboot demo node2 --cancel     stop, as long as the node has not begun to go down
+
+Exit codes: 1 when it failed or was canceled, 4 when there is no link to the node's agent.")]
+pub struct PowerArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Stop the operation that is under way, as long as the node has not begun to go down
+    #[arg(long, conflicts_with = "wait")]
+    cancel: bool,
+    /// Show the progress until it is over
+    #[arg(long)]
+    wait: bool,
+}
+
+/// Put a new system on a node after its drain
+///
+/// The node fetches the image and checks it first; a fault there drains nothing. Then the node is
+/// drained, the agent's `update_command` is run once with the image, and the node reboots.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  wharf node update demo node2 --image https://example.org/os.img --sha256 9f86…0a08 --wait
+  wharf node update demo node2 --image /srv/os.img --sha256 9f86…0a08
+  wharf node update demo node2 --cancel
+
+Exit codes: 1 when it failed or was canceled, 4 when there is no link to the node's agent.")]
+pub struct UpdateArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Where the node finds the image: an http(s) address, or a path on the node itself
+    #[arg(long, value_name = "FILE|URL", required_unless_present = "cancel")]
+    image: Option<String>,
+    /// The image's SHA-256
+    #[arg(long, value_name = "DIGITS", required_unless_present = "cancel")]
+    sha256: Option<String>,
+    /// Stop the operation that is under way, as long as the image is not being put in place
+    #[arg(long, conflicts_with_all = ["wait", "image", "sha256"])]
+    cancel: bool,
+    /// Show the progress until it is over
+    #[arg(long)]
+    wait: bool,
+}
+
+pub async fn power(
+    client: &Client,
+    args: &PowerArgs,
+    action: &str,
+    format: Format,
+) -> anyhow::Result<()> {
+    if args.cancel {
+        return cancel(client, &args.which, format).await;
+    }
+    let body = serde_json::json!({});
+    operate(client, &args.which, action, &body, args.wait, format).await
+}
+
+pub async fn update(client: &Client, args: &UpdateArgs, format: Format) -> anyhow::Result<()> {
+    if args.cancel {
+        return cancel(client, &args.which, format).await;
+    }
+    let body = UpdateRequest {
+        image: args.image.clone().unwrap_or_default(),
+        sha256: args.sha256.clone().unwrap_or_default(),
+    };
+    operate(client, &args.which, "update", &body, args.wait, format).await
+}
+
+fn path(which: &Which) -> anyhow::Result<String> {
+    Ok(format!("/clusters/{}/nodes/{}", segment(&which.cluster)?, segment(&which.node)?))
+}
+
+async fn cancel(client: &Client, which: &Which, format: Format) -> anyhow::Result<()> {
+    let url = format!("{}?action=cancelOperation", path(which)?);
+    let operation: NodeOperation = client.post(&url, &serde_json::json!({})).await?;
+    let text = format!("the {} of node {} is being canceled", operation.kind, which.node);
+    told(&operation, format, &text)
+}
+
+async fn operate(
+    client: &Client,
+    which: &Which,
+    action: &str,
+    body: &impl serde::Serialize,
+    wait: bool,
+    format: Format,
+) -> anyhow::Result<()> {
+    let url = format!("{}?action={action}", path(which)?);
+    let begun: NodeOperation = client.post(&url, body).await?;
+    let (kind, node) = (&begun.kind, &begun.node);
+    if !begun.deferred {
+        output::note("the cluster is too small to drain to: nothing is deferred");
+    }
+    if !wait {
+        return told(&begun, format, &format!("the {kind} of node {node} is under way"));
+    }
+    let mut last = String::new();
+    let resource = format!("nodeoperation/{}/{}", begun.cluster, begun.node);
+    let url = format!("{}/operation", path(which)?);
+    let ended = follow::until(client, &url, &resource, |operation: &NodeOperation| {
+        let line = progress(operation);
+        if line != last {
+            output::note(&line);
+            last = line;
+        }
+        operation.ended_at.is_some()
+    });
+    let ended = ended.await?;
+    if format != Format::Table {
+        output::data(format, &ended)?;
+    }
+    outcome(&ended)
+}
+
+fn progress(operation: &NodeOperation) -> String {
+    let reason = operation.reason.as_deref().unwrap_or("is handed to the node");
+    format!("{} of {}: {reason}", operation.kind, operation.node)
+}
+
+fn outcome(ended: &NodeOperation) -> anyhow::Result<()> {
+    let NodeOperation { kind, node, .. } = ended;
+    let reason = ended.reason.as_deref().unwrap_or_default();
+    match ended.state.as_str() {
+        "succeeded" => {
+            output::note(&format!("the {kind} of node {node} is done"));
+            if !reason.is_empty() {
+                output::note(reason);
+            }
+            Ok(())
+        }
+        "canceled" => {
+            Err(Told::new(Exit::Failed, format!("the {kind} of node {node} was canceled")).into())
+        }
+        _ => Err(Told::new(Exit::Failed, format!("the {kind} of node {node} failed: {reason}"))
+            .hint(format!("`wharf node list {}` shows the node's agent", ended.cluster))
+            .into()),
+    }
+}
