@@ -49,6 +49,10 @@ const PHASES: [&str; 13] = [
     "remove",
 ];
 
+/// For `sh -s -- TEXT`. Readers of the tracker know the file by this name.
+const LEAVE_LOG: &str =
+    "mkdir -p /persist/kubelog && printf '%s' \"$1\" > /persist/kubelog/k3s-install.log\n";
+
 /// A walk through the phases, with what it has found so far.
 pub struct Walk<'a> {
     pub job: &'a Job,
@@ -88,6 +92,7 @@ pub async fn converge(job: &Job) -> Outcome<Done> {
     journal.phase("verify", cluster::verify(&walk, &pki)).await?;
     journal.phase("addons", cluster::extend(&walk, &pki)).await?;
     walk.settle().await?;
+    walk.leave_log().await;
     let leftovers = journal.phase("remove", walk.remove(&pki)).await?;
     Ok(Done { leftovers })
 }
@@ -355,6 +360,19 @@ impl Walk<'_> {
             self.apply_to(phase, host, pki, Stage::Node).await?;
         }
         Ok(())
+    }
+
+    /// Leaves the log on each host, where the tracker of its agent looks for it. It helps who looks
+    /// for a fault later; an installation does not fail for want of it.
+    async fn leave_log(&self) {
+        let lines = self.job.journal.snapshot().log;
+        let lines = lines.iter().map(|line| format!("{} {}\n", line.at, line.text));
+        let arguments = [lines.collect::<String>()];
+        let leave = async |host: &Host| host.ask(LEAVE_LOG, &arguments).await.map(drop);
+        if let Err(failure) = all(self.hosts.values().map(leave).collect()).await {
+            let why = failure.sentence();
+            tracing::warn!(cluster = self.job.cluster, why, "the log was not left on all hosts");
+        }
     }
 
     /// Notes that the nodes of the wish are installed.
