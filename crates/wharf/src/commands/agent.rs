@@ -44,7 +44,9 @@ Keys of the configuration file:
                    [default: virtctl vnc {vmi} -n {namespace} --port {port} --proxy-only]
   update_command   program and arguments that put a fetched image in place
   min_cluster_nodes  fewer are no cluster [default: 3]
-  server           the management server
+  server           the management server's port for agents, as host:port; several with commas
+  link_identity    the link's certificate and key [default: /etc/wharf/pki/agent-link.pem]
+  link_authority   who signs what servers show [default: /etc/wharf/pki/agents-ca.crt]
   [logs] file; [volumes] plugin_dir, kubelet_root, state_dir
 
 Examples:
