@@ -50,6 +50,7 @@ fn a_further_node_gets_its_own_and_touches_no_other() {
     let mut issued = pki.ensure(&spec, now()).unwrap().issued;
     issued.sort();
     let expected = [
+        "agent/n2",
         "apiserver/n2",
         "etcd-peer/n2",
         "etcd-server/n2",
@@ -68,7 +69,8 @@ fn a_node_that_left_takes_its_certificates_along() {
     spec.nodes.pop();
     let changes = pki.ensure(&spec, now()).unwrap();
     assert_eq!(changes.issued, [""; 0]);
-    assert_eq!(changes.dropped, ["kube-proxy/w1", "kubelet-serving/w1", "kubelet/w1"]);
+    let dropped = ["agent/w1", "kube-proxy/w1", "kubelet-serving/w1", "kubelet/w1"];
+    assert_eq!(changes.dropped, dropped);
     assert!(matches!(pki.leaf(Leaf::Kubelet("w1")), Err(PkiError::Missing { .. })));
 }
 
