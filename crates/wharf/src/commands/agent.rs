@@ -9,6 +9,7 @@ use wharf_agent::{config::Config, host};
 use crate::{cli::Local, failure::Told, logging, output::Format, target::Wish};
 
 mod join;
+mod operation;
 mod status;
 
 /// Run the node agent, or see how it is
@@ -69,6 +70,11 @@ pub struct AgentArgs {
 enum AgentCommand {
     Status(status::StatusArgs),
     JoinWait(join::JoinArgs),
+    /// Reboot this machine, once its node is drained
+    Reboot(operation::OperationArgs),
+    /// Switch this machine off, once its node is drained
+    Shutdown(operation::OperationArgs),
+    Update(operation::UpdateArgs),
     /// Make this machine hold what a document says, or take it all away; used by the server
     Host {
         #[command(subcommand)]
@@ -97,11 +103,20 @@ enum HostCommand {
 /// A few connections and timers: more threads would only cost memory on each node.
 const THREADS: usize = 2;
 
+fn done(result: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    result.map(|()| ExitCode::SUCCESS)
+}
+
 pub fn run(args: AgentArgs, wish: &Wish, format: Format) -> anyhow::Result<ExitCode> {
     wish.refuse_remote("wharf agent")?;
     match args.command {
         Some(AgentCommand::Status(args)) => return status::run(&args, format),
         Some(AgentCommand::JoinWait(args)) => return join::run(&args),
+        Some(AgentCommand::Reboot(args)) => return done(operation::run(&args, "reboot", format)),
+        Some(AgentCommand::Shutdown(args)) => {
+            return done(operation::run(&args, "shutdown", format));
+        }
+        Some(AgentCommand::Update(args)) => return done(operation::run_update(&args, format)),
         Some(AgentCommand::Host { command: HostCommand::Apply { dry_run } }) => {
             return Ok(host::run_apply(dry_run));
         }

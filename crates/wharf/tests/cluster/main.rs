@@ -9,6 +9,7 @@ mod browser;
 mod cancel;
 mod console;
 mod far;
+mod gate;
 mod growth;
 mod import;
 mod kills;

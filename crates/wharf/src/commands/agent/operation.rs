@@ -1,0 +1,131 @@
+//! `wharf agent reboot`, `shutdown` and `update`
+
+use std::path::{Path, PathBuf};
+
+use wharf_agent::{
+    config::Config,
+    drain::wishes,
+    health::{self, AskError},
+};
+use wharf_api::node_files::{self, AgentHealth, GLOBAL, NodeDrainStatus, NodeFile, NodeWish};
+
+use crate::{
+    commands::block_on,
+    failure::{Exit, Told},
+    output::{self, Format},
+};
+
+/// What the agent calls the task that carries wishes out.
+const TASK: &str = "operations";
+/// The published number of a node that is drained nowhere.
+const NOT_SUPPORTED: u8 = 1;
+
+/// Which agent is meant, and whether something is taken back.
+#[derive(Debug, clap::Args)]
+pub struct OperationArgs {
+    /// The agent's configuration file (TOML)
+    #[arg(long, value_name = "FILE", default_value = "/etc/wharf/agent/agent.toml")]
+    config: PathBuf,
+    /// Take back what was asked for and has not begun
+    #[arg(long)]
+    cancel: bool,
+}
+
+/// Put a new base system in place and reboot into it, once the node is drained
+///
+/// The image is fetched and checked first; if it is bad, nothing else is done. Then the agent's
+/// `update_command` is run with the path of the image as its last argument.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  wharf agent update --image /root/base.img --sha256 $(sha256sum </root/base.img | cut -c1-64)
+  wharf agent update --cancel")]
+pub struct UpdateArgs {
+    /// A file of this machine, or an address that begins with http:// or https://
+    #[arg(long, value_name = "FILE|URL", required_unless_present = "cancel")]
+    image: Option<String>,
+    /// The checksum of the image, in hexadecimal digits
+    #[arg(long, value_name = "DIGITS", required_unless_present = "cancel")]
+    sha256: Option<String>,
+    #[command(flatten)]
+    operation: OperationArgs,
+}
+
+/// Hands a reboot or a shutdown to the agent.
+pub fn run(args: &OperationArgs, kind: &str, format: Format) -> anyhow::Result<()> {
+    let wish = NodeWish { kind: kind.to_owned(), canceled: args.cancel, ..NodeWish::default() };
+    hand_over(&args.config, wish, format)
+}
+
+pub fn run_update(args: &UpdateArgs, format: Format) -> anyhow::Result<()> {
+    let image = args.image.as_deref().map(place).transpose()?;
+    let wish = NodeWish {
+        kind: wishes::UPDATE_KIND.to_owned(),
+        canceled: args.operation.cancel,
+        image: image.unwrap_or_default(),
+        sha256: args.sha256.clone().unwrap_or_default(),
+        ..NodeWish::default()
+    };
+    hand_over(&args.operation.config, wish, format)
+}
+
+/// The agent does not know in which folder the command was given.
+fn place(image: &str) -> anyhow::Result<String> {
+    if image.starts_with("http://") || image.starts_with("https://") {
+        return Ok(image.to_owned());
+    }
+    match std::fs::canonicalize(image) {
+        Ok(path) => Ok(path.display().to_string()),
+        Err(error) => {
+            Err(Told::new(Exit::NotFound, format!("cannot read the image {image}: {error}")).into())
+        }
+    }
+}
+
+fn hand_over(config: &Path, wish: NodeWish, format: Format) -> anyhow::Result<()> {
+    let config = Config::load(config)?;
+    check(&ask(&config)?)?;
+    let wish = wishes::hand_over(&config.persist_dir, wish)?;
+    if format != Format::Table {
+        return output::data(format, &wish);
+    }
+    let kind = &wish.kind;
+    output::note(&match (wish.canceled, is_drained_first(&config)) {
+        (true, _) => format!("the agent takes back what has not begun of the last {kind}"),
+        (false, true) => format!("the agent begins the {kind} once the node is drained"),
+        (false, false) => {
+            format!("the node is in no cluster of several: the {kind} does not wait for a drain")
+        }
+    });
+    output::note("`wharf agent status` shows what it waits for");
+    output::line(&wish.id)
+}
+
+fn ask(config: &Config) -> anyhow::Result<AgentHealth> {
+    match block_on(async { Ok(health::ask(&config.run_dir).await) })? {
+        Ok(health) => Ok(health),
+        // It would be done whenever somebody starts it, to everybody's surprise.
+        Err(error @ AskError::NoAgent { .. }) => {
+            let hint = "start it with `systemctl start wharf-agent`; nothing was handed over";
+            Err(Told::new(Exit::Unreachable, error.to_string()).hint(hint).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn check(health: &AgentHealth) -> Result<(), Told> {
+    if health.tasks.iter().any(|task| task.name == TASK) {
+        return Ok(());
+    }
+    let message = "the agent of this machine takes no node out of service";
+    let hint = "its configuration needs `kubeconfig`, and `publish_as` with zedagent for reboots and \
+                shutdowns, baseosmgr for updates";
+    Err(Told::new(Exit::Refused, message).hint(hint))
+}
+
+fn is_drained_first(config: &Config) -> bool {
+    let file = format!("zedkube/{}/{GLOBAL}.json", NodeDrainStatus::TYPE);
+    let text = std::fs::read(config.run_dir.join(file)).unwrap_or_default();
+    let status = node_files::read::<NodeDrainStatus>(&text);
+    status.is_ok_and(|status| status.status != NOT_SUPPORTED)
+}

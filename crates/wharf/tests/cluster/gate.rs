@@ -1,0 +1,389 @@
+//! The drain gate on real machines: operations wait until their node is empty, and are really done.
+
+use std::{fs, time::Duration};
+
+use serde_json::{Value, json};
+use wharf_testbed::{Host, wait_for};
+
+use crate::{
+    CONTROL, WORKER,
+    bed::{Bed, DEADLINE},
+    cordoned, nodes_ready,
+};
+
+const NAME: &str = "gate";
+const NODES: [(&str, &[&str]); 3] = [("node1", CONTROL), ("node2", WORKER), ("node3", WORKER)];
+const NODE: &str = "node3";
+const CONFIG: &str = "/etc/wharf/agent/agent.toml";
+/// What the update changes on the host.
+const BASE: &str = "/etc/base-version";
+
+#[test]
+fn a_node_is_emptied_before_it_goes_down_and_goes_down_once() {
+    let bed = Bed::start(NAME, 3);
+    bed.send(&["create"], &bed.wish(NAME, &NODES)).ok();
+    let gate = Gate::prepare(&bed);
+
+    gate.a_blocked_reboot_waits_and_is_then_done();
+    gate.a_killed_agent_goes_on_in_every_state();
+    gate.an_update_and_a_reboot_share_the_first_drain();
+    gate.a_cluster_that_is_cut_off_does_not_hold_the_node();
+}
+
+struct Gate<'a> {
+    bed: &'a Bed,
+    host: &'a Host,
+}
+
+impl<'a> Gate<'a> {
+    /// Makes the agent of one node a whole one, with an identity that may only read beside the node's
+    /// own.
+    fn prepare(bed: &'a Bed) -> Self {
+        let gate = Self { bed, host: bed.host(NODE) };
+        gate.write("etc/wharf/kubeconfig/reader.yaml", &gate.reader());
+        let member = json!({ "ClusterName": NAME }).to_string();
+        gate.write("persist/status/zedagent/EdgeNodeClusterConfig/global.json", &member);
+        // Every boot leaves its id.
+        let unit = "[Service]\nType=oneshot\nExecStart=/bin/sh -c \
+                    'cat /proc/sys/kernel/random/boot_id >>/persist/boots'\n\
+                    [Install]\nWantedBy=multi-user.target\n";
+        gate.write("etc/systemd/system/boots.service", unit);
+        gate.host.run(&["systemctl", "enable", "--quiet", "--now", "boots"]).unwrap();
+        // The log outlives the boots too.
+        let keep = "mkdir -p /var/log/journal && systemctl restart systemd-journald";
+        gate.host.run(&["sh", "-c", keep]).unwrap();
+        gate.configure(600);
+        gate
+    }
+
+    fn configure(&self, api_skip_seconds: u64) {
+        let config = format!(
+            "node_name = '{NODE}'\nnetwork_file = '/etc/wharf/agent/network.json'\n\
+             kubeconfig = '/etc/wharf/kubeconfig/reader.yaml'\n\
+             node_kubeconfig = '/etc/wharf/kubeconfig/kubelet.yaml'\n\
+             publish_as = ['zedagent', 'nodeagent', 'baseosmgr']\n\
+             update_command = ['sh', '-c', 'echo run >>/persist/updates; cp \"$1\" {BASE}', 'sh']\n\
+             drain_retry_seconds = 3\napi_skip_seconds = {api_skip_seconds}\n"
+        );
+        self.write(&CONFIG[1..], &config);
+        self.host.run(&["systemctl", "restart", "wharf-agent"]).unwrap();
+        self.wait_for_status(2);
+    }
+
+    /// A kubeconfig of one who may look at what a drain has to know, and nothing else.
+    fn reader(&self) -> String {
+        let read = |group: &str, resources: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"]});
+        let role = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "metadata": {"name": "gate-reader"},
+            "rules": [
+                read("", &["pods", "nodes"]),
+                read("policy", &["poddisruptionbudgets"]),
+                read("apps", &["daemonsets", "replicasets"]),
+            ],
+        });
+        let account = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "gate-reader"},
+        });
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": {"name": "gate-reader"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "gate-reader",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": "gate-reader", "namespace": "default"}],
+        });
+        self.bed.apply(NAME, &[role, account, binding]);
+        let token = ["create", "token", "gate-reader", "--duration=4h"];
+        let token = self.bed.kubectl(NAME, &token).unwrap();
+        let kubelet = self.host.root().join("etc/wharf/kubeconfig/kubelet.yaml");
+        let kubelet = fs::read_to_string(kubelet).unwrap();
+        let value = |key: &str| {
+            let line = kubelet.lines().find_map(|line| line.trim().strip_prefix(key));
+            line.unwrap().trim().to_owned()
+        };
+        let (server, authority) = (value("server:"), value("certificate-authority-data:"));
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
+             clusters:\n- name: a\n  cluster: {{server: {server}, \
+             certificate-authority-data: {authority}}}\n\
+             users:\n- name: a\n  user: {{token: {}}}\n\
+             contexts:\n- name: a\n  context: {{cluster: a, user: a}}\n",
+            token.trim()
+        )
+    }
+
+    fn a_blocked_reboot_waits_and_is_then_done(&self) {
+        self.run_a_protected_pod();
+        let booted = self.boots();
+        self.agent(&["reboot"]);
+        self.wait_for("the budget to be named", || {
+            let blocking = self.status()["Blocking"].to_string();
+            blocking.contains("pod default/held is protected by budget held, 0 allowed")
+        });
+        assert_eq!(self.status()["Status"], 5);
+        assert_eq!(cordoned(self.bed, NAME), [NODE]);
+        let health = self.host.ssh(&["/opt/wharf/bin/wharf", "agent", "status"]).unwrap();
+        let shown = String::from_utf8_lossy(&health.stdout).into_owned();
+        assert!(shown.contains("budget held") && health.status.code() == Some(1), "{shown}");
+        assert_eq!(self.node_agent()["WaitDrainInProgress"], true);
+        assert_eq!(self.boots(), booted, "nothing has happened yet");
+
+        self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
+        self.wait_for_boots(booted + 1);
+        self.wait_until_back("reboot");
+        assert_eq!(self.boots(), booted + 1);
+        let log = self.log();
+        for word in [
+            "NodeDrainRequest",
+            "NodeDrainStatus is COMPLETE",
+            "cordonNode",
+            "cordonAndDrainNode",
+            "scheduleDeviceOperation",
+            "nodedrain-step",
+            "kubevirt_node_drain_completion_time_seconds:s",
+        ] {
+            assert!(log.contains(word), "{word} is not in the log:\n{log}");
+        }
+    }
+
+    /// In turn: while the cluster does not answer, while evictions fail, after they have failed for
+    /// good, while a budget blocks, and at the very end.
+    fn a_killed_agent_goes_on_in_every_state(&self) {
+        let booted = self.boots();
+        self.run_a_protected_pod();
+        self.cut_off(true);
+        self.kill_at("[3-9]", || self.agent(&["reboot"]));
+        self.kill_at("4", || {});
+        self.refuse_evictions(true);
+        self.cut_off(false);
+        self.kill_at("7", || {});
+        self.kill_at("8", || {});
+        assert_eq!(self.boots(), booted);
+        // It would be tried again by itself later; another command need not wait for that.
+        self.refuse_evictions(false);
+        self.agent(&["reboot"]);
+        self.kill_at("5", || {});
+        self.wait_for_status(5);
+        assert_eq!((self.boots(), cordoned(self.bed, NAME)), (booted, vec![NODE.to_owned()]));
+        self.kill_at("9", || {
+            self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
+        });
+        self.wait_for_boots(booted + 1);
+        self.wait_until_back("reboot");
+        assert_eq!(self.boots(), booted + 1, "{}", self.log());
+    }
+
+    fn an_update_and_a_reboot_share_the_first_drain(&self) {
+        let booted = self.boots();
+        self.run_a_protected_pod();
+        self.write("root/base.img", "base 2\n");
+        let sum = self.host.run(&["sha256sum", "/root/base.img"]).unwrap();
+        let sum = sum.split(' ').next().unwrap();
+        self.agent(&["update", "--image", "/root/base.img", "--sha256", &"0".repeat(64)]);
+        self.wait_for("the bad image to be refused", || self.job("update")["Phase"] == "failed");
+        assert_eq!(self.status()["Status"], 2, "no drain was begun for it");
+        self.agent(&["update", "--image", "/root/base.img", "--sha256", sum]);
+        self.wait_for_status(5);
+        self.agent(&["reboot"]);
+        self.wait_for("both to ask", || {
+            let asks = |agent: &str| {
+                !self.read(&format!("run/{agent}/NodeDrainRequest/global.json")).is_null()
+            };
+            asks("zedagent") && asks("baseosmgr")
+        });
+        assert!(!self.host.root().join(&BASE[1..]).exists());
+        self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
+        // The update reboots into itself; the other operation then has a drain and a boot of its own.
+        self.wait_for_boots(booted + 2);
+        self.wait_until_back("reboot");
+        self.wait_for("the update to be done", || self.job("update")["Phase"] == "done");
+        assert_eq!(self.boots(), booted + 2);
+        assert_eq!(fs::read_to_string(self.host.root().join(&BASE[1..])).unwrap(), "base 2\n");
+        let runs = fs::read_to_string(self.host.root().join("persist/updates")).unwrap();
+        assert_eq!(runs, "run\n");
+        let id = self.job("update")["ID"].as_str().unwrap().to_owned();
+        let status = self.read(&format!("run/baseosmgr/BaseOsStatus/{id}.json"));
+        assert_eq!((&status["State"], &status["Activated"]), (&json!(111), &json!(true)));
+        assert!(self.log().contains("baseOsHandleStatusUpdateUUID"), "{}", self.log());
+    }
+
+    fn a_cluster_that_is_cut_off_does_not_hold_the_node(&self) {
+        self.configure(15);
+        let booted = self.boots();
+        self.run_a_protected_pod();
+        self.cut_off(true);
+        self.agent(&["reboot"]);
+        self.wait_for_boots(booted + 1);
+        self.cut_off(false);
+        self.wait_until_back("reboot");
+        assert_eq!(self.boots(), booted + 1);
+        let log = self.log();
+        assert!(log.contains("so the node is not drained"), "{log}");
+        self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
+    }
+
+    /// A pod of this node that may not be evicted.
+    fn run_a_protected_pod(&self) {
+        let _ = self.bed.kubectl(NAME, &["delete", "pod", "held", "--grace-period=0", "--force"]);
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "held", "labels": {"app": "held"}},
+            "spec": {
+                "nodeSelector": {"kubernetes.io/hostname": NODE},
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "held", "image": self.bed.image("pause")}],
+            },
+        });
+        self.bed.apply(NAME, &[pod]);
+        self.protect();
+        self.wait_for("the pod to run", || {
+            let pod = self.bed.kubectl(NAME, &["get", "pod", "held", "-o", "json"]).unwrap();
+            let pod: Value = serde_json::from_str(&pod).unwrap();
+            pod["status"]["phase"] == "Running"
+        });
+    }
+
+    fn protect(&self) {
+        let budget = json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "held"},
+            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "held"}}},
+        });
+        self.bed.apply(NAME, &[budget]);
+    }
+
+    /// Whether evictions end in an error that is no refusal by a budget.
+    fn refuse_evictions(&self, refuse: bool) {
+        let policy = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": "no-evictions"},
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [{
+                    "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+                    "resources": ["pods/eviction"],
+                }]},
+                "validations": [{"expression": "false", "message": "no evictions today"}],
+            },
+        });
+        let binding = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": "no-evictions"},
+            "spec": {"policyName": "no-evictions", "validationActions": ["Deny"]},
+        });
+        if refuse {
+            // A budget would be asked first.
+            self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
+            self.bed.apply(NAME, &[policy, binding]);
+            let dry = r#"{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"held"},
+                          "deleteOptions":{"dryRun":["All"]}}"#;
+            let file = self.bed.world.path("eviction.json");
+            fs::write(&file, dry).unwrap();
+            let path = "/api/v1/namespaces/default/pods/held/eviction";
+            let file = file.display().to_string();
+            self.wait_for("evictions to fail", || {
+                let asked = self.bed.kubectl(NAME, &["create", "--raw", path, "-f", &file]);
+                asked.is_err_and(|error| error.contains("no evictions today"))
+            });
+        } else {
+            self.protect();
+            for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
+                self.bed.kubectl(NAME, &["delete", kind, "no-evictions"]).unwrap();
+            }
+        }
+    }
+
+    /// Kills the agent as it publishes one of these statuses, after `begin` has led to it.
+    fn kill_at(&self, status: &str, begin: impl FnOnce()) {
+        let script = format!(
+            "is() {{ grep -q '\"Status\":{status},' /run/zedkube/NodeDrainStatus/global.json; }}; \
+             until [ \"$(systemctl is-active wharf-agent)\" = active ]; do sleep 0.1; done; \
+             for i in $(seq 30000); do is && break; done; is || echo missed; \
+             kill -9 $(systemctl show wharf-agent -p MainPID --value) && echo killed"
+        );
+        let mut killer = self.host.ssh_command();
+        let killer = killer.args(["sh", "-c", &format!("'{}'", script.replace('\'', "'\\''"))]);
+        let killer = killer.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        begin();
+        let output = killer.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said.trim(), "killed", "{status}: {}\n{}", self.status(), self.log());
+    }
+
+    fn cut_off(&self, cut: bool) {
+        let machines = &self.bed.machines;
+        if cut {
+            machines.cut(self.host, self.bed.host("node1")).unwrap();
+        } else {
+            machines.heal().unwrap();
+        }
+    }
+
+    fn agent(&self, arguments: &[&str]) {
+        let command = [&["/opt/wharf/bin/wharf", "agent"], arguments].concat();
+        self.host.run(&command).unwrap();
+    }
+
+    fn wait_for_status(&self, status: u64) {
+        self.wait_for(&format!("the status {status}"), || self.status()["Status"] == status);
+    }
+
+    fn wait_for_boots(&self, count: usize) {
+        self.wait_for(&format!("boot {count}"), || self.boots() == count);
+    }
+
+    /// The operation is over, the node is ready and takes pods again.
+    fn wait_until_back(&self, kind: &str) {
+        self.wait_for("the operation to be done", || self.job(kind)["Phase"] == "done");
+        self.wait_for("the node to be in service", || {
+            cordoned(self.bed, NAME).is_empty() && nodes_ready(self.bed, NAME) == 3
+        });
+        self.wait_for_status(2);
+    }
+
+    fn wait_for(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let limit = DEADLINE.min(Duration::from_secs(300));
+        let waited = wait_for(what, limit, || Ok(is_so().then_some(())));
+        waited.unwrap_or_else(|error| panic!("{error}: {}\n{}", self.status(), self.log()));
+    }
+
+    fn boots(&self) -> usize {
+        let boots = fs::read_to_string(self.host.root().join("persist/boots"));
+        boots.unwrap_or_default().lines().count()
+    }
+
+    fn status(&self) -> Value {
+        self.read("run/zedkube/NodeDrainStatus/global.json")
+    }
+
+    fn node_agent(&self) -> Value {
+        self.read("run/nodeagent/NodeAgentStatus/nodeagent.json")
+    }
+
+    fn job(&self, kind: &str) -> Value {
+        let jobs = self.read("run/wharf/NodeJobs/global.json");
+        let found = jobs["Jobs"].as_array().and_then(|jobs| {
+            let job = jobs.iter().find(|job| job["Kind"] == kind);
+            job.cloned()
+        });
+        found.unwrap_or_default()
+    }
+
+    /// `null` while there is no such file, or nobody answers.
+    fn read(&self, path: &str) -> Value {
+        let text = self.host.run(&["cat", &format!("/{path}")]).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.host.root().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// What the agents of all boots have said.
+    fn log(&self) -> String {
+        let lines = ["journalctl", "-u", "wharf-agent", "--no-pager", "-o", "cat"];
+        self.host.run(&lines).unwrap_or_default()
+    }
+}
