@@ -15,6 +15,7 @@ use wharf_core::node::{
 };
 
 use crate::{
+    device,
     files::{Subscription, read_bytes},
     health::{AGENT, Reporter},
     tasks::Context,
@@ -161,11 +162,8 @@ pub async fn wait_for_node_name(context: &Context) -> String {
     let mut kept: Subscription<EdgeNodeInfo> = context.files.persistent().watch(DEVICE_AGENT);
     let mut here: Subscription<EdgeNodeInfo> = context.files.watch(DEVICE_AGENT);
     loop {
-        for info in [&kept, &here] {
-            let info = info.get(GLOBAL).flatten().filter(|info| !info.device_name.is_empty());
-            if let Some(info) = info {
-                return node_name(&info.device_name);
-            }
+        if let Some(name) = device::name(&context.files) {
+            return node_name(&name);
         }
         tokio::select! {
             () = kept.changed() => {}

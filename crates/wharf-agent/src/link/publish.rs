@@ -69,10 +69,14 @@ impl Publisher {
         let _ = files.publish(ZEDAGENT, GLOBAL, &config.node);
         // Operations wait for drains only in a cluster that has somewhere to drain to.
         let enough = config.nodes >= self.context.config.min_cluster_nodes;
-        let _ = match config.cluster.as_ref().filter(|_| enough) {
-            Some(cluster) => files.publish(ZEDAGENT, GLOBAL, cluster),
-            None => files.unpublish::<EdgeNodeClusterConfig>(ZEDAGENT, GLOBAL),
-        };
+        // Also where it outlives a boot: until this is reached again the node would count as alone,
+        // and what waits for a drain would go.
+        for files in [files.persistent(), files.clone()] {
+            let _ = match config.cluster.as_ref().filter(|_| enough) {
+                Some(cluster) => files.publish(ZEDAGENT, GLOBAL, cluster),
+                None => files.unpublish::<EdgeNodeClusterConfig>(ZEDAGENT, GLOBAL),
+            };
+        }
         let volume_key =
             |volume: &VolumeConfig| format!("{}#{}", volume.volume_id, volume.generation_counter);
         let volumes = config.volumes.iter().map(|volume| (volume_key(volume), volume));

@@ -99,6 +99,27 @@ async fn alone_a_node_reboots_at_once() {
     assert!(!world.is_unschedulable(node));
 }
 
+/// As after a boot, before the link has spoken again.
+#[tokio::test]
+async fn an_empty_run_directory_does_not_make_a_member_of_a_cluster_alone() {
+    let (world, node) = (world(), "op-booted");
+    world.node(node);
+    world.pod_with(node, "op-booted-0", labelled("op-booted"));
+    world.budget("op-booted", 1, 1);
+    let mut agent = Agent::prepare_whole(&world, node);
+    let member = json!({ "ClusterName": "test" });
+    agent.write("persist/status/zedagent/EdgeNodeClusterConfig/global.json", &member);
+    agent.wish("reboot");
+    agent.start();
+    agent.wait_for_status(5, 2).await;
+    agent.kill();
+    std::fs::remove_dir_all(&agent.config.run_dir).unwrap();
+    agent.start();
+    agent.wait_for_status(5, 2).await;
+    assert_eq!(agent.ordered(), "");
+    assert_eq!(agent.job("reboot")["Phase"], "deferred");
+}
+
 #[tokio::test]
 async fn an_update_is_checked_first_and_a_newer_one_takes_its_place_in_the_drain() {
     let (world, node) = (world(), "op-update");
