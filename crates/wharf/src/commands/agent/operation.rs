@@ -20,7 +20,8 @@ const TASK: &str = "operations";
 /// The published number of a node that is drained nowhere.
 const NOT_SUPPORTED: u8 = 1;
 
-/// Which agent is meant, and whether something is taken back.
+// Which agent is meant, and whether something is taken back. (Not a doc comment: it would take the
+// place of the help of each command.)
 #[derive(Debug, clap::Args)]
 pub struct OperationArgs {
     /// The agent's configuration file (TOML)
