@@ -15,7 +15,6 @@ use wharf_core::node::{
 };
 
 use crate::{
-    device,
     files::{Subscription, read_bytes},
     health::{AGENT, Reporter},
     tasks::Context,
@@ -162,8 +161,11 @@ pub async fn wait_for_node_name(context: &Context) -> String {
     let mut kept: Subscription<EdgeNodeInfo> = context.files.persistent().watch(DEVICE_AGENT);
     let mut here: Subscription<EdgeNodeInfo> = context.files.watch(DEVICE_AGENT);
     loop {
-        if let Some(name) = device::name(&context.files) {
-            return node_name(&name);
+        for info in [&kept, &here] {
+            let info = info.get(GLOBAL).flatten().filter(|info| !info.device_name.is_empty());
+            if let Some(info) = info {
+                return node_name(&info.device_name);
+            }
         }
         tokio::select! {
             () = kept.changed() => {}
