@@ -168,7 +168,7 @@ impl Lines {
     }
 
     /// The next whole message, if it has come.
-    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LinkError> {
+    pub fn take<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LinkError> {
         let new = self.buffer.get(self.looked..).unwrap_or_default();
         let Some(end) = new.iter().position(|byte| *byte == b'\n') else {
             self.looked = self.buffer.len();
@@ -202,7 +202,7 @@ mod tests {
             let (mut lines, mut seen) = (Lines::default(), Vec::new());
             for part in bytes.chunks(chunk) {
                 lines.buffer().extend_from_slice(part);
-                while let Some(message) = lines.next::<Up>().unwrap() {
+                while let Some(message) = lines.take::<Up>().unwrap() {
                     seen.push(message);
                 }
             }
@@ -216,18 +216,18 @@ mod tests {
         lines
             .buffer()
             .extend_from_slice(b"{\"say\":\"sing\",\"song\":1}\n{\"say\":\"alive\",\"more\":1}\n");
-        assert_eq!(lines.next::<Down>().unwrap(), Some(Down::Unknown));
-        assert_eq!(lines.next::<Down>().unwrap(), Some(Down::Alive));
-        assert_eq!(lines.next::<Down>().unwrap(), None);
+        assert_eq!(lines.take::<Down>().unwrap(), Some(Down::Unknown));
+        assert_eq!(lines.take::<Down>().unwrap(), Some(Down::Alive));
+        assert_eq!(lines.take::<Down>().unwrap(), None);
     }
 
     #[test]
     fn an_endless_line_and_what_is_no_message_are_refused() {
         let mut lines = Lines::default();
         lines.buffer().resize(MAX_BYTES + 1, b'x');
-        assert!(matches!(lines.next::<Up>(), Err(LinkError::TooLong)));
+        assert!(matches!(lines.take::<Up>(), Err(LinkError::TooLong)));
         let mut lines = Lines::default();
         lines.buffer().extend_from_slice(b"nonsense\n");
-        assert!(matches!(lines.next::<Up>(), Err(LinkError::Unreadable(_))));
+        assert!(matches!(lines.take::<Up>(), Err(LinkError::Unreadable(_))));
     }
 }

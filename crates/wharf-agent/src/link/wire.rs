@@ -47,7 +47,7 @@ impl Wire {
     /// The next message. May be dropped at any time; nothing is lost.
     pub async fn next(&mut self) -> Result<Down, LinkError> {
         loop {
-            if let Some(message) = self.lines.next()? {
+            if let Some(message) = self.lines.take()? {
                 return Ok(message);
             }
             let read = self.reader.read_buf(self.lines.buffer()).await;

@@ -135,7 +135,7 @@ impl Wire {
     /// The next message. May be dropped at any time; nothing is lost.
     async fn next(&mut self) -> Result<Up, End> {
         loop {
-            if let Some(message) = self.lines.next()? {
+            if let Some(message) = self.lines.take()? {
                 return Ok(message);
             }
             let read = self.reader.read_buf(self.lines.buffer()).await;
