@@ -251,7 +251,7 @@ mod tests {
     fn all_servers_are_tried_in_turn_and_the_one_that_answered_first() {
         let config = Config { server: Some("a:1, b:2".to_owned()), ..Config::default() };
         let mut servers = Servers::new(&config, &["c:3".to_owned(), "a:1".to_owned()]);
-        let mut round = |servers: &mut Servers| -> Vec<String> {
+        let round = |servers: &mut Servers| -> Vec<String> {
             let mut seen = vec![servers.next().unwrap()];
             while !servers.is_round_over() {
                 seen.extend(servers.next());

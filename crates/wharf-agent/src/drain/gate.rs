@@ -132,7 +132,7 @@ impl Gate {
             }
             let told = self.tell(&facts, &decision);
             let (moved, wake_at) = (decision.record.is_some(), decision.wake_at);
-            decision.effects.into_iter().for_each(|effect| self.begin(effect));
+            decision.effects.iter().for_each(|effect| self.begin(effect));
             if !moved {
                 self.reporter.ok();
                 let wake = wake_at.map_or(WRITE_AGAIN, until);
@@ -227,10 +227,10 @@ impl Gate {
         self.publisher.tell(said, &progress.blocking, wait)
     }
 
-    fn begin(&mut self, effect: Effect) {
+    fn begin(&mut self, effect: &Effect) {
         match effect {
             Effect::Cordon => self.worker.cordon(self.sight.eye()),
-            Effect::Drain { deadline } => self.worker.drain(deadline),
+            Effect::Drain { deadline } => self.worker.drain(*deadline),
             Effect::StopDrain => self.worker.stop(),
             Effect::Uncordon => self.worker.uncordon(self.sight.eye()),
             Effect::RemoveForceFile => {

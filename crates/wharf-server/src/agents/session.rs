@@ -98,7 +98,7 @@ async fn link(
     let held = app.agents.link(&app.store, &agent.cluster, &agent.node).await?;
     let (id, cluster, node) = (held.id, agent.cluster.clone(), agent.node.clone());
     tracing::info!(cluster, node, %address, version = hello.version, "an agent is linked");
-    let mut session = Session::new(app.clone(), agent, held, hello);
+    let mut session = Session::new(app.clone(), agent, held, &hello);
     let end = session.speak(wire, shown, pair).await;
     app.agents.unlink(&cluster, &node, id);
     // A server that stops is no member any more, which says as much.
@@ -172,7 +172,7 @@ struct Session {
 }
 
 impl Session {
-    fn new(app: App, agent: Agent, held: Held, hello: Hello) -> Self {
+    fn new(app: App, agent: Agent, held: Held, hello: &Hello) -> Self {
         let record = AgentRecord {
             cluster: agent.cluster.clone(),
             node: agent.node.clone(),

@@ -236,7 +236,7 @@ mod tests {
         let pki = ClusterPki::new(Timestamp::now()).unwrap();
         let ssh_key = pki.etcd_ca.key_pem.expose().to_owned();
         let secrets = ClusterSecrets { ssh_key, ..ClusterSecrets::default() };
-        let vault = Vault { secrets, pki: Some(pki), kubeconfig: None };
+        let vault = Vault { secrets, pki: Some(pki), ..Vault::default() };
         let (known, jump) = (BTreeMap::new(), Jump::default());
         let reach = Reach { spec: &spec, key: key(&vault).unwrap(), known: &known, jump: &jump };
         let file = Bundled { path: String::new(), sha256: String::new(), size: 0 };
