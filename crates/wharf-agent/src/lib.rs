@@ -8,6 +8,7 @@
 //! **Invariant:** nothing here decides what a cluster looks like. The server decides, in
 //! `wharf-core`, and sends documents; this crate compares them with the machine and acts.
 
+pub mod apps;
 pub mod config;
 pub mod console;
 mod device;

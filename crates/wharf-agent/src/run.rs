@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::{
+    apps,
     config::Config,
     console,
     drain::{self, Orders},
@@ -87,6 +88,7 @@ fn start(context: Context) -> Tasks {
         tasks.start("passthrough", move |context, reporter| {
             passthrough::run(context, reporter, kube.clone())
         });
+        apps::start(&mut tasks, keeper.kube());
         let kube = keeper.kube();
         tasks.start("console", move |context, reporter| {
             console::run(context, reporter, kube.clone())

@@ -11,6 +11,7 @@
 //! Start reading at [`Cluster`], then [`drain`].
 
 mod addresses;
+mod app_pods;
 mod apply;
 mod attachments;
 mod cluster;
@@ -33,6 +34,7 @@ mod watch;
 mod workload;
 
 pub use addresses::NodeAddress;
+pub use app_pods::{AppContainer, AppPod, AppPodWatch, AppPods};
 pub use apply::{Applied, check_confined};
 pub use attachments::DefinitionSeen;
 pub use cluster::{Cluster, Probe};
