@@ -306,7 +306,7 @@ mod tests {
             for answer in answers {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 let mut request = [0; 1024];
-                stream.read(&mut request).await.unwrap();
+                assert_ne!(stream.read(&mut request).await.unwrap(), 0);
                 stream.write_all(answer.as_bytes()).await.unwrap();
             }
         });
