@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 use wharf_core::{
     install::{credentials::path, network::NETWORK_FILE},
+    node::join::FEWEST_NODES,
     words::nearest,
 };
 
@@ -109,7 +110,7 @@ impl Default for Config {
                 .map(str::to_owned)
                 .collect(),
             update_command: Vec::new(),
-            min_cluster_nodes: 3,
+            min_cluster_nodes: FEWEST_NODES,
             server: None,
             link_identity: path::LINK_IDENTITY.into(),
             link_authority: path::LINK_AUTHORITY.into(),

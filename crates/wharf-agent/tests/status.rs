@@ -296,7 +296,7 @@ async fn who_joins_waits_for_this_cluster_and_does_not_wait_again() {
     let aside = dir.path().join("aside");
     fs::rename(&path, &aside).unwrap();
     let minutes = Duration::from_secs(120);
-    let patient = Patience { config: minutes, limit: Some(minutes) };
+    let patient = Patience { config: minutes, limit: Some(minutes), ..Patience::default() };
     let waiting = tokio::spawn({
         let ours = ours.clone();
         async move { join::wait(&ours, patient).await }
@@ -324,4 +324,5 @@ async fn who_joins_waits_for_this_cluster_and_does_not_wait_again() {
     fs::remove_file(&path).unwrap();
     let withdrawn = join::wait(&ours, soon).await;
     assert!(matches!(withdrawn, Err(JoinError::Ended(Failure::Withdrawn))), "{withdrawn:?}");
+    join::wait(&ours, Patience { if_configured: true, ..soon }).await.unwrap();
 }

@@ -83,6 +83,7 @@ fn components_of(spec: &ClusterSpec, facts: &HostFacts) -> Vec<Component> {
         etcd_token: "token",
         secrets: &ClusterSecrets::default(),
         servers: &[],
+        membership: Some("{}"),
     };
     components(&input).unwrap()
 }

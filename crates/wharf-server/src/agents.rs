@@ -25,6 +25,7 @@ use wharf_store::{Page, Store, StoreResult, Stored, Txn, typed::key_of};
 pub use authority::AgentAuthorityRecord;
 pub(crate) use authority::{agent_of, authority, ensure};
 pub use board::{Board, Facts, follow};
+pub use config::membership;
 pub use engine::{Owned, keep};
 pub use listener::{bind, serve};
 pub use operations::{Wanted, cancel, get, start};

@@ -4,7 +4,7 @@
 //! status server of the node that is joined.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 use wharf_api::node_files::{EdgeNodeClusterConfig, EdgeNodeClusterStatus, GLOBAL};
 use wharf_core::{
-    node::join::{Answer, Decision, Facts, INTERVAL, Membership, Progress, decide_join},
+    install::network::NetworkFile,
+    node::join::{Answer, Decision, Facts, Membership, Progress, decide_join},
     words::chain,
 };
 
@@ -78,6 +79,8 @@ pub struct Patience {
     pub config: Duration,
     /// For everything; `None` has no end.
     pub limit: Option<Duration>,
+    /// A node that nobody tells to join is started.
+    pub if_configured: bool,
 }
 
 /// Waits until the node may be started.
@@ -100,19 +103,22 @@ pub async fn wait(config: &Config, patience: Patience) -> Result<(), JoinError> 
             sleep(CONFIG_EVERY).await;
             continue;
         }
-        let (reason, say) = match decide_join(&mut progress, &facts) {
+        if !known && patience.if_configured {
+            return Ok(());
+        }
+        let (reason, after, say) = match decide_join(&mut progress, &facts) {
             Decision::Go => return mark_joined(config, &facts),
             Decision::End(failure) => return Err(failure.into()),
-            Decision::Wait { reason, say } => (reason.to_string(), say),
+            Decision::Wait { reason, after, say } => (reason.to_string(), after, say),
         };
         if say {
             info!(reason, tries = progress.tries, "waiting to join the cluster");
         }
         match patience.limit {
-            Some(limit) if begun.elapsed() + INTERVAL > limit => {
+            Some(limit) if begun.elapsed() + after > limit => {
                 return Err(JoinError::TimedOut { limit, reason });
             }
-            Some(_) | None => sleep(INTERVAL).await,
+            Some(_) | None => sleep(after).await,
         }
     }
 }
@@ -133,10 +139,34 @@ async fn look(config: &Config, files: &Files) -> Result<Facts, JoinError> {
     };
     let asks = !membership.bootstrap && !membership.joined && membership.missing.is_none();
     let answer = match (asks, wish.join_server_ip.0) {
-        (true, Some(server)) => Some(ask(SocketAddr::new(server, config.status_port)).await),
+        (true, Some(server)) => Some(ask_any(config, server).await),
         _ => None,
     };
     Ok(Facts { cluster: Some(membership), answer })
+}
+
+/// The answer of the server that is joined. On a host of ours any API server of the cluster may be
+/// joined, and the first one may be down: then another one that answers counts.
+async fn ask_any(config: &Config, first: IpAddr) -> Answer {
+    let answer = ask(SocketAddr::new(first, config.status_port)).await;
+    if matches!(answer, Answer::Body { .. }) {
+        return answer;
+    }
+    for server in other_servers(config, first) {
+        let other = ask(SocketAddr::new(server, config.status_port)).await;
+        if matches!(&other, Answer::Body { text, .. } if !text.is_empty()) {
+            return other;
+        }
+    }
+    answer
+}
+
+/// As far as somebody has written them down.
+fn other_servers(config: &Config, first: IpAddr) -> Vec<IpAddr> {
+    let file = std::fs::read_to_string(&config.network_file).ok();
+    let file = file.and_then(|text| serde_json::from_str::<NetworkFile>(&text).ok());
+    let servers = file.map(|file| file.balancer.servers).unwrap_or_default();
+    servers.iter().map(|server| IpAddr::from(*server.ip())).filter(|ip| *ip != first).collect()
 }
 
 /// What the node lacks before it can ask.
@@ -189,10 +219,11 @@ fn joined_before(config: &Config, cluster_id: &str) -> bool {
     std::fs::read_to_string(mark(config)).is_ok_and(|text| text.trim() == cluster_id)
 }
 
-/// A node that restarts does not wait again: its cluster may be waiting for it.
+/// A node that restarts does not wait again: its cluster may be waiting for it. The first one need not
+/// be the first for ever.
 fn mark_joined(config: &Config, facts: &Facts) -> Result<(), JoinError> {
     let Some(cluster) = &facts.cluster else { return Ok(()) };
-    if cluster.bootstrap || cluster.joined {
+    if cluster.joined {
         return Ok(());
     }
     let path = mark(config);

@@ -56,6 +56,8 @@ pub struct DocumentInput<'a> {
     pub secrets: &'a ClusterSecrets,
     /// Where the agent finds servers, as `host:port`; without any it has no link.
     pub servers: &'a [String],
+    /// The text of the node's EdgeNodeClusterConfig, in a cluster that has somewhere to drain to.
+    pub membership: Option<&'a str>,
 }
 
 impl DocumentInput<'_> {

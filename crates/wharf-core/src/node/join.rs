@@ -6,8 +6,13 @@
 
 use std::{fmt, time::Duration};
 
-/// Between two questions.
-pub const INTERVAL: Duration = Duration::from_secs(10);
+/// Nodes that a cluster has at least: with fewer nobody waits to join, and no operation waits for a
+/// drain.
+pub const FEWEST_NODES: usize = 3;
+/// Between two questions: often at first, since a cluster that is being made is one within seconds.
+const FIRST_INTERVAL: Duration = Duration::from_secs(1);
+const FIRST_TRIES: u32 = 20;
+const INTERVAL: Duration = Duration::from_secs(10);
 /// An answer that waiting does not change is believed after it came so often in a row.
 const HOPELESS: u32 = 6;
 /// Who waits for long says so now and then: every five minutes.
@@ -56,9 +61,10 @@ pub struct Progress {
 pub enum Decision {
     /// The node may be started.
     Go,
-    /// Ask again after [`INTERVAL`].
+    /// Ask again.
     Wait {
         reason: Wait,
+        after: Duration,
         say: bool,
     },
     End(Failure),
@@ -91,7 +97,8 @@ pub fn decide_join(progress: &mut Progress, facts: &Facts) -> Decision {
     }
     progress.tries = progress.tries.saturating_add(1);
     let say = progress.tries % SAY_EVERY == 1;
-    let wait = |reason| Decision::Wait { reason, say };
+    let after = if progress.tries <= FIRST_TRIES { FIRST_INTERVAL } else { INTERVAL };
+    let wait = |reason| Decision::Wait { reason, after, say };
     if let Some(missing) = &cluster.missing {
         return wait(Wait::Missing(missing.clone()));
     }
@@ -222,13 +229,18 @@ mod tests {
         assert!((0..5).all(|_| !ends(&broken)));
         assert!(ends(&broken));
         let mut progress = Progress::default();
-        let mut said = 0;
+        let (mut said, mut waited) = (0, Vec::new());
         for _ in 0..300 {
             match decide_join(&mut progress, &silent) {
-                Decision::Wait { say, .. } => said += u32::from(say),
+                Decision::Wait { say, after, .. } => {
+                    said += u32::from(say);
+                    waited.push(after.as_secs());
+                }
                 decision => panic!("{decision:?}"),
             }
         }
         assert_eq!(said, 10, "it does not fill the log");
+        waited.dedup();
+        assert_eq!(waited, [1, 10], "it asks often at first");
     }
 }

@@ -13,7 +13,7 @@ use wharf_api::{
 use wharf_core::{
     agents::NodeOperation,
     app::AppRecord,
-    cluster::{ClusterRecord, NodeRole, NodeSpec},
+    cluster::{ClusterSpec, NodeRole, NodeSpec},
     disruption::Kind,
     install::components::agent::{network_file, render_network},
 };
@@ -43,7 +43,7 @@ pub fn node_config(facts: &Facts, agent: &Agent, ours: &[String]) -> NodeConfig 
             ..EdgeNodeInfo::default()
         },
         nodes: record.spec.nodes.len(),
-        cluster: cluster_config(record, agent, cluster_id),
+        cluster: membership(&record.spec, &agent.node, &agent.identity),
         apps: apps.clone().filter_map(|app| app_config(app, &agent.node)).collect(),
         volumes: apps.flat_map(volumes).collect(),
         device: operation.and_then(|operation| wish(operation, false)),
@@ -52,17 +52,20 @@ pub fn node_config(facts: &Facts, agent: &Agent, ours: &[String]) -> NodeConfig 
     }
 }
 
-fn cluster_config(
-    record: &ClusterRecord,
-    agent: &Agent,
-    cluster_id: Uuid,
+/// A node's part in its cluster, as the installer leaves it on the host and the link tells it.
+pub fn membership(
+    spec: &ClusterSpec,
+    node: &str,
+    identity: &str,
 ) -> Option<EdgeNodeClusterConfig> {
-    let spec = &record.spec;
-    let node = spec.node(&agent.node)?;
+    let node = spec.node(node)?;
     let first = spec.nodes_with(NodeRole::Controlplane).next()?;
     Some(EdgeNodeClusterConfig {
         cluster_name: spec.name.clone(),
-        cluster_id: UuidAndVersion { uuid: cluster_id, version: "1".to_owned() },
+        cluster_id: UuidAndVersion {
+            uuid: uuid_of_identity(identity),
+            version: "1".to_owned(),
+        },
         cluster_interface: spec.network.iface.clone().unwrap_or_default(),
         cluster_ip_prefix: Some(IpPrefix {
             address: node.address.into(),
@@ -103,7 +106,7 @@ fn hashed(parts: &[&str]) -> Uuid {
 
 fn dashed(hex: &str) -> String {
     let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
-    [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 64)].join("-")
+    [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)].join("-")
 }
 
 /// `None` for what a newer server stored in a form that this one cannot read.

@@ -64,17 +64,17 @@ pub async fn furnish(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
     let coredns = manifests::render_coredns(spec, &walk.image("coredns")?, forward);
     let texts = [manifests::render_rbac(), coredns];
     apply(walk, &api, "cluster", &texts.join("\n---\n")).await?;
-    let nodes: Vec<&NodeSpec> =
+    let mut nodes: Vec<&NodeSpec> =
         spec.nodes.iter().filter(|node| walk.hosts.contains_key(&node.name)).collect();
-    let label = async {
-        for node in nodes {
-            let meta = meta(walk, node);
-            // A kubelet makes its Node by itself, a moment after its start.
-            let ensure = || async { api.ensure_node_meta(&node.name, &meta).await.map_err(failed) };
-            persist(READY_DEADLINE, ensure).await?;
-        }
-        Ok(())
+    // Side by side, and controlplane nodes first: the others join when one of these is labelled.
+    nodes.sort_by_key(|node| !node.is(NodeRole::Controlplane));
+    let label = async |node: &&NodeSpec| {
+        let meta = meta(walk, node);
+        // A kubelet makes its Node by itself, a moment after its start.
+        let ensure = || async { api.ensure_node_meta(&node.name, &meta).await.map_err(failed) };
+        persist(READY_DEADLINE, ensure).await
     };
+    let label = async { all(nodes.iter().map(label).collect()).await.map(|_| ()) };
     journal.step("cluster", "", "label nodes", label).await
 }
 

@@ -351,9 +351,12 @@ impl Walk<'_> {
     /// Brings all hosts to the last stage. Controlplane nodes that run go one after the other: an
     /// API server that has to be told of a new member of etcd starts anew.
     async fn complete(&self, phase: &str, pki: &ClusterPki) -> Outcome<()> {
-        let (serving, others): (Vec<&Host>, Vec<&Host>) = self.hosts.values().partition(|host| {
-            host.node.is(NodeRole::Controlplane) && self.is_installed(host.name())
-        });
+        let (serving, mut others): (Vec<&Host>, Vec<&Host>) =
+            self.hosts.values().partition(|host| {
+                host.node.is(NodeRole::Controlplane) && self.is_installed(host.name())
+            });
+        // The others wait for them, and not all are begun at once.
+        others.sort_by_key(|host| !host.node.is(NodeRole::Controlplane));
         let apply = others.into_iter().map(|host| self.apply_to(phase, host, pki, Stage::Node));
         all(apply.collect()).await?;
         for host in serving {

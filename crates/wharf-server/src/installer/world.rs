@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tokio::time::Instant;
+use wharf_api::node_files;
 use wharf_core::{
     cluster::{ClusterSpec, NodeRecord, NodeSpec},
     install::{
@@ -13,6 +14,7 @@ use wharf_core::{
         preflight::{Check, Finding, Severity, decide_preflight},
         script::{self, FACTS_SCRIPT},
     },
+    node::join::FEWEST_NODES,
 };
 use wharf_pki::ClusterPki;
 use wharf_ssh::Key;
@@ -24,7 +26,7 @@ use super::{
     credentials::{Links, credentials_of},
     hosts::{Host, Jump, Reach, all},
 };
-use crate::{app::App, engine::Journal, vault::Vault};
+use crate::{agents::membership, app::App, engine::Journal, vault::Vault};
 
 /// What does not change while an operation runs.
 pub struct World {
@@ -76,6 +78,7 @@ impl World {
         let links = Links { authority: &self.app.agents.authority, agents: &self.vault.agents };
         let credentials = credentials_of(pki, &links, &self.spec, node).map_err(internal)?;
         let servers = self.app.config.agents_addresses(&self.spec, self.app.agents.port);
+        let membership = self.membership(node, &pki.etcd_token)?;
         let input = DocumentInput {
             spec: &self.spec,
             node,
@@ -88,8 +91,21 @@ impl World {
             etcd_token: &pki.etcd_token,
             secrets: &self.vault.secrets,
             servers: &servers,
+            membership: membership.as_deref(),
         };
         host_document(&input).map_err(|error| Failure::on(&node.name, error.to_string()))
+    }
+
+    /// As the agent itself would write it, so that neither finds the other's text changed. Below so
+    /// many nodes there is nothing to wait for and nowhere to drain to.
+    fn membership(&self, node: &NodeSpec, identity: &str) -> Outcome<Option<String>> {
+        if self.spec.nodes.len() < FEWEST_NODES {
+            return Ok(None);
+        }
+        let config = membership(&self.spec, &node.name, identity);
+        let text = config.map(|config| node_files::write(&config).map_err(internal));
+        let text = text.transpose()?;
+        text.map(|text| String::from_utf8(text).map_err(internal)).transpose()
     }
 }
 

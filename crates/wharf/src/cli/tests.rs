@@ -20,6 +20,7 @@ fn the_contracts_lines_are_understood() {
         "wharf agent status",
         "wharf agent status --run-dir D --output json",
         "wharf agent join-wait --config F --timeout-seconds 60 --config-within-seconds 30",
+        "wharf agent join-wait --config F --if-configured",
         "wharf agent reboot",
         "wharf agent reboot --config F --cancel",
         "wharf agent shutdown -o json",

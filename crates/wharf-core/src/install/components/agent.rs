@@ -14,7 +14,9 @@ use crate::install::{
 
 use super::{API_PORT, Component, Kind, Service, directory, quoted, text_file};
 
-const CONFIG: &str = "/etc/wharf/agent/agent.toml";
+pub const CONFIG: &str = "/etc/wharf/agent/agent.toml";
+/// What the node is to join, before the link tells it; the folder is the agent's.
+const MEMBERSHIPS: &str = "/persist/status/zedagent/EdgeNodeClusterConfig";
 /// Where containerd looks for the pod network, unless the user brings one.
 pub const CNI_CONFIG: &str = "/etc/wharf/cni/net.d";
 const CONFLIST: &str = "/etc/wharf/cni/net.d/10-wharf.conflist";
@@ -52,6 +54,12 @@ pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> 
         let conflist = render_conflist(&network, pod_mtu(network.mode, interface_mtu));
         reloaded_files.push(text_file(CONFLIST, 0o644, conflist));
     }
+    let mut directories = ["/etc/wharf/agent", "/etc/wharf/cni", CNI_CONFIG].to_vec();
+    if let Some(membership) = input.membership {
+        directories.push(MEMBERSHIPS);
+        let path = format!("{MEMBERSHIPS}/global.json");
+        reloaded_files.push(text_file(&path, 0o644, membership));
+    }
     Ok(Component {
         stage: Stage::Prepare,
         service: Service {
@@ -63,9 +71,7 @@ pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> 
             arguments: ["agent", "--config", CONFIG].map(str::to_owned).to_vec(),
             settings: vec!["LimitNOFILE=65536".to_owned()],
         },
-        directories: ["/etc/wharf/agent", "/etc/wharf/cni", CNI_CONFIG]
-            .map(|path| directory(path, 0o755))
-            .to_vec(),
+        directories: directories.into_iter().map(|path| directory(path, 0o755)).collect(),
         files: vec![text_file(CONFIG, 0o644, render_config(input))],
         reloaded_files,
         credentials: Vec::new(),

@@ -8,7 +8,7 @@ use crate::install::{
 };
 
 use super::{
-    Component, Kind, Service, VOLUME_PLUGINS,
+    BIN, Component, Kind, Service, VOLUME_PLUGINS, agent,
     containerd::{SOCKET, systemd_cgroups},
     directory, quoted, text_file,
     version::Version,
@@ -17,9 +17,17 @@ use super::{
 /// Drivers of others expect it here.
 pub const DATA: &str = "/var/lib/kubelet";
 const CONFIG: &str = "/etc/wharf/kubelet/config.yaml";
+/// A node that joins waits so long for its cluster before it says why, and begins anew. systemd gives
+/// a start 90 seconds.
+const JOIN_SECONDS: u32 = 60;
 
 pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> {
     let mut settings = vec!["KillMode=process".to_owned(), "LimitNOFILE=1048576".to_owned()];
+    settings.push(format!(
+        "ExecStartPre={BIN}/wharf agent join-wait --config {} --if-configured --timeout-seconds \
+         {JOIN_SECONDS}",
+        agent::CONFIG
+    ));
     if input.facts.sys_resource {
         settings.push("OOMScoreAdjust=-999".to_owned());
     }

@@ -81,6 +81,7 @@ impl Example {
             etcd_token: "token",
             secrets: &self.secrets,
             servers: &self.servers,
+            membership: Some("{}"),
         }
     }
 
@@ -369,6 +370,26 @@ fn names_that_yaml_would_misread_stay_names() {
             text(&example.document(node), "/etc/wharf/agent/agent.toml").parse().unwrap();
         assert_eq!(agent["node_name"].as_str(), Some(node));
     }
+}
+
+#[test]
+fn a_kubelet_starts_when_its_node_may_join_the_cluster() {
+    let example = Example::new();
+    let document = example.document("w");
+    let membership = "/persist/status/zedagent/EdgeNodeClusterConfig/global.json";
+    assert_eq!(text(&document, membership), "{}");
+    let unit = example.unit("w", "kubelet");
+    let waits = "ExecStartPre=/opt/wharf/bin/wharf agent join-wait \
+                 --config /etc/wharf/agent/agent.toml --if-configured --timeout-seconds 60\n";
+    assert!(unit.contains(waits), "{unit}");
+    let alone = DocumentInput { membership: None, ..example.input("w", Stage::Node) };
+    let alone = host_document(&alone).unwrap();
+    assert!(alone.files.iter().all(|file| file.path != membership));
+    // It is read again by itself: a cluster that grows does not restart kubelets.
+    let kubelet = |document: &HostDocument| {
+        document.units.iter().find(|unit| unit.name == "wharf-kubelet.service").cloned()
+    };
+    assert_eq!(kubelet(&alone), kubelet(&document));
 }
 
 #[test]

@@ -34,6 +34,9 @@ pub struct JoinArgs {
     /// Wait so long for the node's membership to be published, for an agent that starts meanwhile
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     config_within_seconds: u64,
+    /// End well if nobody tells this node to join a cluster
+    #[arg(long)]
+    if_configured: bool,
 }
 
 pub fn run(args: &JoinArgs) -> anyhow::Result<ExitCode> {
@@ -42,6 +45,7 @@ pub fn run(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     let patience = Patience {
         config: Duration::from_secs(args.config_within_seconds),
         limit: args.timeout_seconds.map(Duration::from_secs),
+        if_configured: args.if_configured,
     };
     block_on(async { join::wait(&config, patience).await.map_err(|error| told(error).into()) })?;
     Ok(ExitCode::SUCCESS)
