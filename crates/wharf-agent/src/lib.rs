@@ -9,6 +9,7 @@
 //! `wharf-core`, and sends documents; this crate compares them with the machine and acts.
 
 pub mod apps;
+pub mod clock;
 pub mod config;
 pub mod console;
 mod device;
@@ -17,10 +18,12 @@ pub mod files;
 pub mod health;
 pub mod host;
 pub mod kube;
+pub mod leader;
 pub mod link;
 pub mod network;
 pub mod passthrough;
 mod run;
+pub mod stats;
 pub mod status;
 pub mod tasks;
 pub mod tracker;

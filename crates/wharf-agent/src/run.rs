@@ -16,7 +16,7 @@ use crate::{
     drain::{self, Orders},
     files::Files,
     health::{self, Health},
-    kube, link, network, passthrough,
+    kube, leader, link, network, passthrough, stats,
     status::{cluster, firewall, roles, server},
     tasks::{Context, Tasks},
     tracker::Tracker,
@@ -93,6 +93,7 @@ fn start(context: Context) -> Tasks {
         tasks.start("console", move |context, reporter| {
             console::run(context, reporter, kube.clone())
         });
+        start_reports(&mut tasks, &keeper);
         tasks.start("kube", move |context, reporter| keeper.clone().run(context, reporter));
     }
     start_status(&mut tasks, tracker, kube);
@@ -100,6 +101,19 @@ fn start(context: Context) -> Tasks {
         tasks.start("link", link::run);
     }
     tasks
+}
+
+/// The election of who reports for the cluster, and what is reported.
+fn start_reports(tasks: &mut Tasks, keeper: &kube::Keeper) {
+    let (leads, elected) = watch::channel(false);
+    let kube = keeper.kube();
+    tasks.start("leader", move |context, reporter| {
+        leader::run(context, reporter, kube.clone(), leads.clone())
+    });
+    let kube = keeper.kube();
+    tasks.start("stats", move |context, reporter| {
+        stats::run(context, reporter, kube.clone(), elected.clone())
+    });
 }
 
 /// The node's place in its cluster, and the server there.

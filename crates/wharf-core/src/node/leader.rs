@@ -17,6 +17,12 @@ pub const LEASE: Duration = Duration::from_secs(15);
 const RENEW: Duration = Duration::from_secs(10);
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(2);
+/// Nobody is waited for longer, whatever the lease says: other makes of agents ask for this, and a
+/// number that somebody mistyped must not end the election.
+const LONGEST: Duration = Duration::from_secs(300);
+/// With no holder it says that the lease was given back. A lease that lost its holder in another way
+/// was bent by somebody, and its holder does not know yet.
+pub const RELEASED: Duration = Duration::from_secs(1);
 
 /// How the last question to the controller ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,11 +71,12 @@ pub struct Facts {
     pub lease: Option<Lease>,
 }
 
-/// The lease as it is there; an empty holder stands for none.
+/// The lease as it is there. The default stands for one that is not.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Lease {
+    /// Empty for nobody.
     pub holder: String,
-    /// Differs after every write.
+    /// Differs after every write; empty for a lease that is not there.
     pub version: String,
     pub duration: Duration,
 }
@@ -78,18 +85,19 @@ pub struct Lease {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Election {
     /// The lease as it was last seen, and when it was first seen so.
-    pub seen: Option<(Lease, Timestamp)>,
-    /// When this node last wrote it with success.
-    pub renewed: Option<Timestamp>,
-    pub tried: Option<Timestamp>,
-    /// When the leader last changed, for all that is known here.
-    pub changed: Option<Timestamp>,
+    seen: Option<(Lease, Timestamp)>,
+    /// When this node last wrote its name with success: it leads from then on, for a while.
+    renewed: Option<Timestamp>,
+    tried: Option<Timestamp>,
+    /// The name in the lease is this node's by its own doing, now or before its agent was started.
+    own: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     pub action: Option<Action>,
     pub report: Report,
+    /// The report is true until then, whatever comes of the action.
     pub wake_at: Timestamp,
 }
 
@@ -103,68 +111,78 @@ pub enum Action {
 }
 
 /// What is published.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
+    /// The controller is reached.
     pub in_election: bool,
+    /// The cluster is reached too.
+    pub running: bool,
     pub is_leader: bool,
+    /// Who is, for all that is known here.
     pub leader: String,
-    pub latest_change: Option<Timestamp>,
 }
 
 /// Decides whether to stand, to go on or to leave, and notes what was seen.
 pub fn decide_leader(election: &mut Election, facts: &Facts, now: Timestamp) -> Decision {
     election.note(facts, now);
     let eligible = facts.config.is_eligible();
-    let held = facts.lease.as_ref().is_some_and(|lease| lease.holder == facts.node);
-    let leads = held_by_us(election, facts) && eligible && election.is_fresh(now);
+    let leads = eligible && election.is_fresh(now);
     let due = election.tried.is_none_or(|tried| is_over(tried, RETRY, now));
     let action = match &facts.lease {
         None => None,
-        Some(_) if held && !eligible => Some(Action::Release),
-        Some(_) if !eligible => None,
-        Some(_) if held => Some(Action::Renew),
+        Some(lease) if !eligible => (lease.holder == facts.node).then_some(Action::Release),
+        Some(_) if !due => None,
+        // Also one that somebody deleted: whoever waits for it waits longer than we are fresh.
+        Some(lease) if leads || election.own && lease.holder == facts.node => Some(Action::Renew),
         Some(lease) => election.is_free(lease, now).then_some(Action::Take),
     };
-    let action = action.filter(|_| due);
     if action.is_some() {
         election.tried = Some(now);
     }
     let leader = election.seen.as_ref().map(|(lease, _)| lease.holder.clone());
     let report = Report {
         in_election: eligible,
+        running: eligible && facts.lease.is_some(),
         is_leader: leads,
         leader: leader.unwrap_or_default(),
-        latest_change: election.changed,
     };
-    Decision { action, report, wake_at: later(now, RETRY) }
+    let retry = later(now, RETRY);
+    let wake_at = election.leads_until().filter(|_| leads).map_or(retry, |until| until.min(retry));
+    Decision { action, report, wake_at }
 }
 
-/// Notes that this node wrote the lease.
-pub fn note_written(election: &mut Election, action: Action, now: Timestamp) {
-    election.renewed = match action {
-        Action::Take | Action::Renew => Some(now),
-        Action::Release => None,
+/// Notes that this node wrote the lease. `sent` is before the request left: whoever sees it written
+/// sees it later, and waits longer than we lead.
+pub fn note_written(election: &mut Election, action: Action, written: Lease, sent: Timestamp) {
+    let ours = match action {
+        Action::Take | Action::Renew => true,
+        Action::Release => false,
     };
-}
-
-/// Also while the cluster is silent: the lease was ours when it was last seen.
-fn held_by_us(election: &Election, facts: &Facts) -> bool {
-    let seen = election.seen.as_ref();
-    seen.is_some_and(|(lease, _)| lease.holder == facts.node)
+    election.own = ours;
+    election.renewed = ours.then_some(sent);
+    election.seen = Some((written, sent));
 }
 
 impl Election {
+    /// Until when this node leads, if it does not get to renew its lease. Nothing may be waited for
+    /// longer without another decision.
+    pub fn leads_until(&self) -> Option<Timestamp> {
+        self.renewed.map(|renewed| later(renewed, RENEW))
+    }
+
     fn note(&mut self, facts: &Facts, now: Timestamp) {
         let Some(lease) = &facts.lease else { return };
         let known = self.seen.as_ref().map(|(known, _)| known);
-        if known.map(|known| &known.holder) != Some(&lease.holder) {
-            self.changed = Some(now);
+        let ours = lease.holder == facts.node;
+        if known.is_none() {
+            self.own = ours;
         }
         if known != Some(lease) {
             self.seen = Some((lease.clone(), now));
         }
-        if lease.holder != facts.node {
-            self.renewed = None;
+        let gone = lease.version.is_empty();
+        if !ours && !gone {
+            (self.renewed, self.own) = (None, false);
         }
     }
 
@@ -172,11 +190,13 @@ impl Election {
         self.renewed.is_some_and(|renewed| !is_over(renewed, RENEW, now))
     }
 
-    /// Nobody holds it, or whoever does has not renewed it while we looked.
+    /// It was given back, or nobody has renewed it while we looked. One that is not there may have
+    /// been deleted a moment ago, under a leader that does not know it yet.
     fn is_free(&self, lease: &Lease, now: Timestamp) -> bool {
-        let duration = if lease.duration.is_zero() { LEASE } else { lease.duration };
+        let given_back = lease.holder.is_empty() && lease.duration == RELEASED;
+        let patience = lease.duration.clamp(LEASE, LONGEST);
         let since = self.seen.as_ref().map(|(_, since)| *since);
-        lease.holder.is_empty() || since.is_some_and(|since| now >= later(since, duration))
+        given_back || since.is_some_and(|since| now >= later(since, patience))
     }
 }
 
@@ -216,25 +236,38 @@ mod tests {
 
         fn tick(&mut self, second: i64) {
             for number in 0..self.nodes.len() {
-                let (election, config, reached) = &mut self.nodes[number];
-                let facts = Facts {
-                    node: format!("n{number}"),
-                    config: *config,
-                    lease: reached.then(|| self.lease.clone()),
-                };
-                let decision = decide_leader(election, &facts, at(second));
-                self.leads[number] = decision.report.is_leader;
-                if let Some(action) = decision.action {
-                    self.writes += 1;
-                    self.lease.version = self.writes.to_string();
-                    self.lease.duration = LEASE;
-                    self.lease.holder = match action {
-                        Action::Take | Action::Renew => facts.node,
-                        Action::Release => String::new(),
-                    };
-                    note_written(election, action, at(second));
-                }
+                self.look(number, second);
             }
+            self.check(second);
+        }
+
+        fn look(&mut self, number: usize, second: i64) {
+            let (election, config, reached) = &mut self.nodes[number];
+            let facts = Facts {
+                node: format!("n{number}"),
+                config: *config,
+                lease: reached.then(|| self.lease.clone()),
+            };
+            let decision = decide_leader(election, &facts, at(second));
+            self.leads[number] = decision.report.is_leader;
+            let Some(action) = decision.action else { return };
+            let (holder, duration) = match action {
+                Action::Take | Action::Renew => (facts.node, LEASE),
+                Action::Release => (String::new(), RELEASED),
+            };
+            self.writes += 1;
+            self.lease = Lease { holder, duration, version: self.writes.to_string() };
+            note_written(&mut self.nodes[number].0, action, self.lease.clone(), at(second));
+        }
+
+        /// Somebody else writes into it.
+        fn bend(&mut self, holder: &str, duration: Duration) {
+            self.writes += 1;
+            let version = self.writes.to_string();
+            self.lease = Lease { holder: holder.to_owned(), duration, version };
+        }
+
+        fn check(&self, second: i64) {
             let leaders = self.leads.iter().filter(|leads| **leads).count();
             assert!(leaders <= 1, "two leaders at {second}: {:?}", self.leads);
         }
@@ -247,22 +280,82 @@ mod tests {
     #[test]
     fn one_node_leads_and_another_follows_when_it_loses_the_controller_or_the_cluster() {
         let mut world = World::new(3);
-        (0..5).for_each(|second| world.tick(second));
+        (0..15).for_each(|second| world.tick(second));
+        assert_eq!(world.leader(), None, "a lease that is not there may just have been deleted");
+        (15..20).for_each(|second| world.tick(second));
         assert_eq!(world.leader(), Some(0));
         world.nodes[0].1 = ConfigGet::TemporaryFail;
-        (5..10).for_each(|second| world.tick(second));
+        (20..25).for_each(|second| world.tick(second));
         assert_eq!(world.leader(), Some(1), "it was released, nobody had to wait");
         world.nodes[1].2 = false;
-        (10..22).for_each(|second| world.tick(second));
+        (25..37).for_each(|second| world.tick(second));
         assert_eq!(world.leader(), None, "it stops before the lease is over");
-        (22..32).for_each(|second| world.tick(second));
+        (37..47).for_each(|second| world.tick(second));
         assert_eq!(world.leader(), Some(2), "the first is not eligible, the second is cut off");
         world.nodes[2].1 = ConfigGet::Fail;
-        (32..60).for_each(|second| world.tick(second));
+        (47..75).for_each(|second| world.tick(second));
         assert_eq!(world.leader(), None, "nobody reaches the controller");
         world.nodes[1].2 = true;
-        (60..70).for_each(|second| world.tick(second));
+        (75..85).for_each(|second| world.tick(second));
         assert_eq!(world.leader(), Some(1));
+    }
+
+    #[test]
+    fn whatever_is_done_to_the_lease_nobody_leads_beside_the_leader_and_soon_one_leads_again() {
+        let long = Duration::from_secs(1_000_000);
+        let bent: [(&str, Duration); 5] = [
+            ("", LEASE),
+            ("", Duration::ZERO),
+            ("nobody", long),
+            ("nobody", RELEASED),
+            ("n1", LEASE),
+        ];
+        for case in 0..=bent.len() {
+            let mut world = World::new(3);
+            (0..20).for_each(|second| world.tick(second));
+            assert_eq!(world.leader(), Some(0));
+            match bent.get(case) {
+                Some((holder, duration)) => world.bend(holder, *duration),
+                None => world.lease = Lease::default(),
+            }
+            // The leader is the last to look.
+            world.look(2, 20);
+            world.look(1, 20);
+            world.check(20);
+            (21..27).for_each(|second| world.tick(second));
+            let patience = if case == 2 { 300 } else { 15 };
+            (27..40 + patience).for_each(|second| world.tick(second));
+            assert!(world.leader().is_some(), "case {case}");
+        }
+    }
+
+    #[test]
+    fn a_leader_goes_on_when_its_lease_is_deleted_or_its_agent_is_started_again() {
+        let mut world = World::new(2);
+        (0..20).for_each(|second| world.tick(second));
+        world.lease = Lease::default();
+        (20..22).for_each(|second| world.tick(second));
+        assert_eq!((world.leader(), world.lease.holder.as_str()), (Some(0), "n0"));
+        world.nodes[0].0 = Election::default();
+        (22..25).for_each(|second| world.tick(second));
+        assert_eq!(world.leader(), Some(0), "it finds its own name there");
+    }
+
+    #[test]
+    fn a_report_is_looked_at_again_before_it_is_untrue() {
+        let facts = |lease| Facts { node: "n0".to_owned(), config: ConfigGet::Success, lease };
+        let mut election = Election::default();
+        let ours = Lease { holder: "n0".to_owned(), version: "1".to_owned(), duration: LEASE };
+        let first = decide_leader(&mut election, &facts(Some(ours.clone())), at(0));
+        assert_eq!((first.action, first.report.is_leader), (Some(Action::Renew), false));
+        note_written(&mut election, Action::Renew, ours, at(0));
+        assert_eq!(decide_leader(&mut election, &facts(None), at(3)).wake_at, at(5));
+        let late = decide_leader(&mut election, &facts(None), at(9));
+        assert_eq!((late.report.is_leader, late.wake_at), (true, at(10)));
+        assert_eq!((late.report.in_election, late.report.running), (true, false));
+        let over = decide_leader(&mut election, &facts(None), at(10));
+        assert_eq!((over.report.is_leader, over.wake_at), (false, at(12)));
+        assert_eq!(election.leads_until(), Some(at(10)));
     }
 
     #[test]
@@ -281,10 +374,22 @@ mod tests {
                     0 => world.nodes[number].2 = below(2) == 0,
                     1 => world.nodes[number].1 = ConfigGet::from_number(below(5) as u8),
                     // Its agent is started again.
-                    2 => world.nodes[number].0 = Election::default(),
+                    2 => {
+                        world.nodes[number].0 = Election::default();
+                        world.leads[number] = false;
+                    }
+                    3 if below(4) == 0 => world.lease = Lease::default(),
+                    4 if below(4) == 0 => world.bend(["", "nobody"][below(2) as usize], LEASE),
                     _ => {}
                 }
-                world.tick(second);
+                // In any order, and not all of them each second.
+                let first = below(4) as usize;
+                for step in 0..4 {
+                    if below(3) > 0 {
+                        world.look((first + step) % 4, second);
+                    }
+                }
+                world.check(second);
                 changes.extend(world.leader());
             }
             assert!(changes.len() > 1, "seed {seed}: the worlds are too calm");

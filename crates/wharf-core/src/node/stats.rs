@@ -1,8 +1,83 @@
 //! What the elected node says of the cluster, in the numbers that are published.
+//!
+//! [`Facts`] is all that is kept of the cluster's objects; volumes are put together in [`storage`].
 
 use std::collections::BTreeMap;
 
-use super::apps::PodPhase;
+use jiff::Timestamp;
+
+use super::{apps::PodPhase, serve::Roles};
+
+pub mod storage;
+
+/// The pods around virtual machines are no applications.
+const LAUNCHER: &str = "virt-launcher-";
+
+/// What is kept of the cluster's objects, by their names.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts<'a> {
+    pub nodes: &'a BTreeMap<String, Node>,
+    /// Of all namespaces, as `namespace/name`.
+    pub pods: &'a BTreeMap<String, Pod>,
+    pub machines: &'a BTreeMap<String, Machine>,
+    /// `None` in a cluster without Longhorn.
+    pub storage: Option<storage::Facts<'a>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Node {
+    pub ready: Option<Ready>,
+    pub ready_since: Option<Timestamp>,
+    pub roles: Roles,
+    pub created: Option<Timestamp>,
+    pub deleting: bool,
+    pub schedulable: bool,
+    pub kubelet_version: String,
+    pub internal_ip: String,
+    pub external_ip: String,
+    /// The device's id, where it is labelled.
+    pub id: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pod {
+    pub phase: PodPhase,
+    /// Of others only their number is told.
+    pub app: Option<Box<AppPod>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct AppPod {
+    pub restarts: i64,
+    pub restarted: Option<Timestamp>,
+    pub created: Option<Timestamp>,
+    pub ip: String,
+    pub node: String,
+}
+
+/// A virtual machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Machine {
+    pub status: u8,
+    pub created: Option<Timestamp>,
+    pub ready: bool,
+    pub ready_since: Option<Timestamp>,
+    pub node: String,
+}
+
+/// Whether more than its phase is told of a pod.
+pub fn is_app_pod(namespace: &str, name: &str, app_namespace: &str) -> bool {
+    namespace == app_namespace && !name.starts_with(LAUNCHER)
+}
+
+/// 2: leaving; 3: joining, its kubelet has not spoken yet; 4: joined.
+pub fn admission_number(node: &Node) -> u8 {
+    match (node.deleting, node.ready) {
+        (true, _) => 2,
+        (false, None) => 3,
+        (false, Some(_)) => 4,
+    }
+}
 
 /// What the Ready condition of a Node says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,59 +116,9 @@ pub fn machine_number(phase: &str) -> u8 {
     number_of(&PHASES, phase).unwrap_or(7)
 }
 
-/// Of a volume, by the state as Longhorn writes it.
-pub fn volume_state_number(state: &str) -> u8 {
-    const STATES: [&str; 7] =
-        ["unknown", "creating", "attached", "detached", "attaching", "detaching", "deleting"];
-    number_of(&STATES, state).unwrap_or(0)
-}
-
-/// Of a volume, by the word as Longhorn writes it.
-pub fn robustness_number(robustness: &str) -> u8 {
-    number_of(&["unknown", "healthy", "degraded", "faulted"], robustness).unwrap_or(0)
-}
-
 fn number_of(words: &[&str], word: &str) -> Option<u8> {
     let place = words.iter().position(|known| *known == word)?;
     u8::try_from(place).ok()
-}
-
-/// Of one copy of a volume, by its state and by how the volume's engine uses it. It counts as in step
-/// only where the engine reads from it.
-pub fn replica_number(state: &str, mode: Option<&str>) -> u8 {
-    match (state, mode) {
-        (_, Some("ERR")) | ("error", _) => 3,
-        (_, Some("WO")) => 1,
-        ("running", Some("RW")) => 2,
-        ("stopped", _) => 4,
-        ("starting", _) => 5,
-        ("stopping", _) => 6,
-        _ => 0,
-    }
-}
-
-/// A DaemonSet of the storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Daemons {
-    pub wanted: u32,
-    pub ready: u32,
-}
-
-/// 0: there is no storage; 1: failed; 2: degraded; 3: healthy. It is as ill as its worst part, and
-/// not healthy with a disk that takes nothing.
-pub fn storage_number(daemons: &[Daemons], a_disk_is_full: bool) -> u8 {
-    let worst = daemons.iter().map(|one| match one.ready {
-        ready if ready >= one.wanted => 3,
-        0 => 1,
-        _ => 2,
-    });
-    let limit = if a_disk_is_full { 2 } else { 3 };
-    worst.min().unwrap_or(0).min(limit)
-}
-
-/// The id of a volume by the name of its claim.
-pub fn volume_id(claim: &str) -> &str {
-    claim.strip_suffix("-pvc-0").unwrap_or(claim)
 }
 
 /// How many pods a namespace has, by their phase.
@@ -137,44 +162,20 @@ mod tests {
         assert_eq!(pods.map(pod_number), [0, 1, 2, 4]);
         let machines = ["", "Pending", "Scheduled", "Running", "Failed", "Unknown", "New"];
         assert_eq!(machines.map(machine_number), [0, 1, 3, 4, 6, 7, 7]);
-        let states = ["attached", "detached", "deleting", "", "new"];
-        assert_eq!(states.map(volume_state_number), [2, 3, 6, 0, 0]);
-        assert_eq!(["healthy", "faulted", ""].map(robustness_number), [1, 3, 0]);
-        assert_eq!(volume_id("0b1a-pvc-0"), "0b1a");
-        assert_eq!(volume_id("other"), "other");
     }
 
     #[test]
-    fn a_copy_is_in_step_only_where_the_engine_reads_from_it() {
-        let rows = [
-            ("running", Some("RW"), 2),
-            ("running", Some("WO"), 1),
-            ("running", Some("ERR"), 3),
-            ("running", None, 0),
-            ("error", None, 3),
-            ("stopped", None, 4),
-            ("starting", None, 5),
-            ("stopping", None, 6),
-            ("", None, 0),
-        ];
-        for (state, mode, expected) in rows {
-            assert_eq!(replica_number(state, mode), expected, "{state} {mode:?}");
-        }
+    fn a_node_joins_is_there_and_leaves() {
+        let node = |ready, deleting| Node { ready, deleting, ..Node::default() };
+        let nodes = [node(None, false), node(Some(Ready::False), false), node(None, true)];
+        assert_eq!(nodes.each_ref().map(admission_number), [3, 4, 2]);
     }
 
     #[test]
-    fn storage_is_as_ill_as_its_worst_part() {
-        let daemons = |ready| Daemons { wanted: 3, ready };
-        let rows = [
-            (vec![], false, 0),
-            (vec![daemons(3), daemons(3)], false, 3),
-            (vec![daemons(3), daemons(3)], true, 2),
-            (vec![daemons(3), daemons(2)], false, 2),
-            (vec![daemons(2), daemons(0)], true, 1),
-        ];
-        for (daemons, full, expected) in rows {
-            assert_eq!(storage_number(&daemons, full), expected, "{daemons:?} {full}");
-        }
+    fn pods_around_virtual_machines_are_no_applications() {
+        assert!(is_app_pod("apps", "web-1", "apps"));
+        assert!(!is_app_pod("apps", "virt-launcher-web", "apps"));
+        assert!(!is_app_pod("other", "web-1", "apps"));
     }
 
     #[test]
