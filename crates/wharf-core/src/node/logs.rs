@@ -1,320 +1,295 @@
-//! Reading the logs of applications: each line once, in order.
+//! The logs of applications: which there are on this node, and how far each was read, so that each
+//! line is handed on once and in order.
 //!
-//! The cluster is asked for the lines since a time, which it takes by the second and includes. So
-//! every answer begins with lines that were read before. A [`Cursor`] tells them from new ones: by the
-//! time of the last line, and by what all lines of that very time said.
+//! They are read where the container runtime writes them, in the kubelet's folder of logs
+//! (`<namespace>_<pod>_<uid>/<container>/<start>.log`), and not asked of the API server. The kubelet
+//! answers from the newest file alone: whatever was rotated away since the last question is never
+//! told, and one that follows loses what comes between its last read and a rotation. The files hold
+//! all of it, over as many rotations as the kubelet keeps. They need no cluster that answers, no
+//! rights in it, and no copy of its pods, for their names say which pod and which start it is.
+//! The price is that the agent must see that folder.
 //!
-//! **Guarantee:** a line that is read twice is handed on once, also after a restart of the agent that
-//! stored its cursors with what it handed on. Lines that the kubelet throws away before they are
-//! read are lost.
-
-use std::collections::BTreeMap;
+//! **Guarantee:** what a [`Cursor`] hands on depends only on what is in the files. Whoever stores it
+//! with what was handed on, and reads again from there, gets the following lines with the same
+//! numbers.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// One container of one pod, over its restarts.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Stream {
-    pub pod_uid: String,
-    pub container: String,
-}
+use super::names::{PodKind, pod_of_app};
 
-/// A container that has a log, as the cluster shows it.
+/// Of the pod that runs a virtual machine, this container says what the machine says.
+const GUEST_CONSOLE: &str = "guest-console-log";
+/// A longer line is handed on in several: it must fit in memory, and in a message of the journal.
+const LONGEST_LINE: usize = 64 << 10;
+/// Runtimes cut lines at 16 KiB. What goes on for so long without an end is cut here.
+pub const LONGEST_PIECE: usize = 64 << 10;
+/// So much of a file's first line tells it from the others: the time to the nanosecond is in it.
+const FIRST: usize = 128;
+
+/// An application, as far as its pods are to be found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Container {
-    pub stream: Stream,
-    /// How often it was started again.
-    pub restarts: u32,
+pub struct App {
+    pub uuid: String,
+    /// What it is called in the cluster.
+    pub kube_name: String,
 }
 
-/// How far a stream was read.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Cursor {
-    /// The start of the container that the rest is about.
-    pub restarts: u32,
-    pub time: Option<Timestamp>,
-    /// What the lines of that time said, as fingerprints in their order.
-    pub said: Vec<u64>,
+/// Whose log the one of this container is.
+pub fn app_of<'a>(pod: &str, container: &str, apps: &'a [App]) -> Option<&'a App> {
+    let named = apps.iter().filter_map(|app| Some((pod_of_app(pod, &app.kube_name)?, app)));
+    let (kind, app) = named.max_by_key(|(_, app)| app.kube_name.len())?;
+    match kind {
+        PodKind::Plain => Some(app),
+        PodKind::Launcher => (container == GUEST_CONSOLE).then_some(app),
+    }
 }
 
-/// All streams of the node's applications.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Cursors {
-    streams: BTreeMap<Stream, Cursor>,
-}
-
-/// What to ask the cluster for.
+/// What the name of a pod's folder says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Read {
-    pub stream: Stream,
-    /// `None`: from the beginning.
-    pub since: Option<Timestamp>,
-    /// The lines of the container before it was started again.
-    pub previous: bool,
-    /// The start that these are the lines of.
+pub struct PodFolder {
+    pub namespace: String,
+    pub pod: String,
+    pub uid: String,
+}
+
+impl PodFolder {
+    /// None of the three has an underscore in it.
+    pub fn parse(name: &str) -> Option<Self> {
+        let mut parts = name.split('_').map(str::to_owned);
+        let (namespace, pod, uid) = (parts.next()?, parts.next()?, parts.next()?);
+        (parts.next().is_none() && !uid.is_empty()).then_some(Self { namespace, pod, uid })
+    }
+}
+
+/// A file of a container's log. They are ordered as they were written.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LogFile {
+    /// How often the container had been started again.
     pub restarts: u32,
+    age: Age,
+    pub compressed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Age {
+    /// When it was put aside, as the kubelet writes it.
+    Rotated(String),
+    Current,
+}
+
+impl LogFile {
+    fn parse(name: &str) -> Option<Self> {
+        let (restarts, rest) = name.split_once(".log")?;
+        let restarts = restarts.parse().ok()?;
+        let (rest, compressed) = match rest.strip_suffix(".gz") {
+            Some(rest) => (rest, true),
+            None => (rest, false),
+        };
+        let age = match rest.strip_prefix('.') {
+            None if rest.is_empty() && !compressed => Age::Current,
+            Some(time) if time.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-') => {
+                Age::Rotated(time.to_owned())
+            }
+            // One that is being compressed, or somebody else's.
+            None | Some(_) => return None,
+        };
+        Some(Self { restarts, age, compressed })
+    }
+
+    /// The files of a container, in their order. While one is compressed it is there twice.
+    pub fn all<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Self> {
+        let mut files: Vec<Self> = names.filter_map(Self::parse).collect();
+        files.sort();
+        files.dedup_by(|next, kept| (next.restarts, &next.age) == (kept.restarts, &kept.age));
+        files
+    }
+
+    pub fn name(&self) -> String {
+        let rotated = match &self.age {
+            Age::Rotated(time) => format!(".{time}"),
+            Age::Current => String::new(),
+        };
+        let end = if self.compressed { ".gz" } else { "" };
+        format!("{}.log{rotated}{end}", self.restarts)
+    }
+}
+
+/// What tells a file from the others of its container, whatever it is called and whether it is
+/// compressed: how it begins. `None` as long as its first line is not whole.
+pub fn first_line(beginning: &[u8]) -> Option<u64> {
+    let end = beginning.iter().position(|byte| *byte == b'\n');
+    let first = match end {
+        Some(end) => beginning.get(..end.min(FIRST)),
+        None => beginning.get(..FIRST),
+    };
+    first.map(fingerprint)
+}
+
+/// How much of a file [`first_line`] has to see.
+pub const BEGINNING: usize = FIRST + 1;
+
+/// It must be the same in the next version, for it is stored.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    let digest = Sha256::digest(bytes);
+    digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// A file, and how it begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub restarts: u32,
+    pub first: Option<u64>,
+}
+
+/// Where reading goes on, in a list of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In this one, where the cursor stands.
+    Here(usize),
+    /// With this one, from its beginning. What the cursor stood in may have been thrown away before it
+    /// was read to its end.
+    Begin { file: usize, lost: bool },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
+    /// Counted over all files and starts of the container, from 1.
+    pub number: u64,
     pub time: Timestamp,
     pub text: String,
 }
 
-impl Cursors {
-    /// With what was stored.
-    pub fn new(stored: impl IntoIterator<Item = (Stream, Cursor)>) -> Self {
-        Self { streams: stored.into_iter().collect() }
-    }
+/// How far the log of one container was read.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Cursor {
+    /// Whose it is. It stays so while the pod is there, also when the application is taken away:
+    /// its last words count.
+    pub app: String,
+    pub restarts: u32,
+    /// The file that it stands in, by its first line; `None` before the first one.
+    pub file: Option<u64>,
+    /// So many bytes of the file were taken, as they are when it is not compressed.
+    pub offset: u64,
+    /// So many lines were handed on.
+    pub lines: u64,
+    /// Of the last line.
+    time: Timestamp,
+    /// Lines whose ends have not come yet. A rotation cuts lines in two.
+    begun: Vec<Begun>,
+}
 
-    /// For storing.
-    pub fn iter(&self) -> impl Iterator<Item = (&Stream, &Cursor)> {
-        self.streams.iter()
-    }
-
-    /// Forgets the containers that are gone.
-    pub fn keep(&mut self, containers: &[Container]) {
-        let there = |stream: &Stream| containers.iter().any(|one| one.stream == *stream);
-        self.streams.retain(|stream, _| there(stream));
-    }
-
-    /// What to read of a container next, in this order. The kubelet keeps the log of the start
-    /// before the present one; of those before nothing is left.
-    pub fn plan(&self, container: &Container) -> Vec<Read> {
-        let read = |since, previous, restarts| Read {
-            stream: container.stream.clone(),
-            since,
-            previous,
-            restarts,
-        };
-        let now = container.restarts;
-        let cursor = self.streams.get(&container.stream);
-        match cursor.and_then(|cursor| Some((cursor, now.checked_sub(cursor.restarts)?))) {
-            Some((cursor, 0)) => vec![read(cursor.time, false, now)],
-            Some((cursor, 1)) => {
-                vec![read(cursor.time, true, cursor.restarts), read(None, false, now)]
-            }
-            // It is new, was started several times since, or counts from the beginning again.
-            Some(_) | None => {
-                let before = now.checked_sub(1).map(|last| read(None, true, last));
-                before.into_iter().chain([read(None, false, now)]).collect()
-            }
-        }
-    }
-
-    /// Takes the answer to a read; what comes back is new.
-    pub fn take(&mut self, read: &Read, lines: Vec<Line>) -> Vec<Line> {
-        let cursor = self.streams.entry(read.stream.clone()).or_default();
-        if cursor.restarts != read.restarts {
-            *cursor = Cursor { restarts: read.restarts, ..Cursor::default() };
-        }
-        cursor.take(lines)
-    }
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Begun {
+    stream: String,
+    time: Timestamp,
+    text: Vec<u8>,
 }
 
 impl Cursor {
-    fn take(&mut self, lines: Vec<Line>) -> Vec<Line> {
-        let fresh = match self.time {
-            None => lines,
-            Some(time) => self.skip_known(lines, time),
-        };
-        self.note(&fresh);
-        fresh
+    pub fn new(app: &str) -> Self {
+        Self { app: app.to_owned(), ..Self::default() }
     }
 
-    fn skip_known(&self, lines: Vec<Line>, time: Timestamp) -> Vec<Line> {
-        let Some(start) = lines.iter().position(|line| line.time == time) else {
-            // The log was rotated, and what is known is not in it any more.
-            return lines.into_iter().filter(|line| line.time > time).collect();
-        };
-        let same = lines.iter().skip(start).take_while(|line| line.time == time);
-        let prints: Vec<u64> = same.map(|line| fingerprint(&line.text)).collect();
-        // A rotation may have taken the first ones of that time.
-        let suffixes = (0..=self.said.len()).filter_map(|from| self.said.get(from..));
-        let known = suffixes.into_iter().find(|suffix| prints.starts_with(suffix));
-        // What follows the last known line is new, whatever its time says: a clock may have been set
-        // back.
-        lines.into_iter().skip(start + known.map_or(0, <[u64]>::len)).collect()
-    }
-
-    fn note(&mut self, fresh: &[Line]) {
-        for line in fresh {
-            if self.time != Some(line.time) {
-                self.time = Some(line.time);
-                self.said.clear();
-            }
-            self.said.push(fingerprint(&line.text));
+    /// Where to go on. `None`: there is nothing yet.
+    pub fn place(&self, files: &[Seen]) -> Option<Place> {
+        let this = |file: &Seen| file.restarts == self.restarts && file.first == self.file;
+        if self.file.is_some()
+            && let Some(here) = files.iter().position(this)
+        {
+            return Some(Place::Here(here));
         }
+        // The oldest go first: all that is left is newer.
+        let left = |file: &Seen| file.restarts >= self.restarts && file.first.is_some();
+        let file = files.iter().position(left)?;
+        Some(Place::Begin { file, lost: self.file.is_some() })
+    }
+
+    /// From now on it stands at the beginning of this file. A line that was not ended goes on in the
+    /// next file, but not in the next start.
+    pub fn begin(&mut self, restarts: u32, first: u64) -> Vec<Line> {
+        let ended = if restarts == self.restarts { Vec::new() } else { self.end() };
+        (self.restarts, self.file, self.offset) = (restarts, Some(first), 0);
+        ended
+    }
+
+    pub fn has_begun(&self) -> bool {
+        !self.begun.is_empty()
+    }
+
+    /// Nothing more comes: what was begun is all there is.
+    pub fn end(&mut self) -> Vec<Line> {
+        let begun = std::mem::take(&mut self.begun);
+        begun.into_iter().map(|begun| self.line(begun.time, &begun.text)).collect()
+    }
+
+    /// Takes the whole lines among what follows in the file. The offset says how many bytes that were.
+    pub fn take(&mut self, bytes: &[u8]) -> Vec<Line> {
+        let last = bytes.iter().rposition(|byte| *byte == b'\n');
+        let whole = match last {
+            Some(last) => last + 1,
+            None if bytes.len() >= LONGEST_PIECE => bytes.len(),
+            None => return Vec::new(),
+        };
+        self.offset += whole as u64;
+        let bytes = bytes.get(..whole).unwrap_or_default();
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+        bytes.split(|byte| *byte == b'\n').filter_map(|raw| self.take_one(raw)).collect()
+    }
+
+    fn take_one(&mut self, raw: &[u8]) -> Option<Line> {
+        let Some(piece) = Piece::parse(raw) else {
+            // Not the runtime's: a line that was cut, or what a crash left. It is somebody's words.
+            return Some(self.line(self.time, raw));
+        };
+        let begun = self.begun.iter().position(|begun| begun.stream == piece.stream);
+        let mut line = match begun {
+            Some(begun) => self.begun.swap_remove(begun),
+            None => {
+                Begun { stream: piece.stream.to_owned(), time: piece.time, text: Vec::new() }
+            }
+        };
+        line.text.extend_from_slice(piece.text);
+        if piece.goes_on && line.text.len() < LONGEST_LINE {
+            self.begun.push(line);
+            return None;
+        }
+        Some(self.line(line.time, &line.text))
+    }
+
+    fn line(&mut self, time: Timestamp, text: &[u8]) -> Line {
+        self.lines += 1;
+        self.time = time;
+        let text = text.strip_suffix(b"\r").unwrap_or(text);
+        Line { number: self.lines, time, text: String::from_utf8_lossy(text).into_owned() }
     }
 }
 
-/// It must be the same in the next version, for it is stored.
-fn fingerprint(text: &str) -> u64 {
-    let digest = Sha256::digest(text.as_bytes());
-    digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+/// A line of a file: time, stream, whether the line of the application goes on, and what it says.
+struct Piece<'a> {
+    time: Timestamp,
+    stream: &'a str,
+    goes_on: bool,
+    text: &'a [u8],
 }
 
-/// Takes an answer apart: every line begins with its time. A last line without an end was cut off and
-/// is read again; a line without a time belongs to the one before.
-pub fn parse_lines(answer: &str) -> Vec<Line> {
-    let mut lines: Vec<Line> = Vec::new();
-    for whole in answer.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
-        let whole = whole.strip_suffix('\r').unwrap_or(whole);
-        let (first, rest) = whole.split_once(' ').unwrap_or((whole, ""));
-        match (first.parse::<Timestamp>(), lines.last_mut()) {
-            (Ok(time), _) => lines.push(Line { time, text: rest.to_owned() }),
-            (Err(_), Some(before)) => {
-                before.text.push('\n');
-                before.text.push_str(whole);
-            }
-            (Err(_), None) => {}
+impl<'a> Piece<'a> {
+    fn parse(raw: &'a [u8]) -> Option<Self> {
+        let mut parts = raw.splitn(4, |byte| *byte == b' ');
+        let mut word = || std::str::from_utf8(parts.next()?).ok();
+        let (time, stream, tags) = (word()?.parse().ok()?, word()?, word()?);
+        let goes_on = match tags.split(':').next()? {
+            "F" => false,
+            "P" => true,
+            _ => return None,
+        };
+        if !matches!(stream, "stdout" | "stderr") {
+            return None;
         }
+        Some(Self { time, stream, goes_on, text: parts.next().unwrap_or_default() })
     }
-    lines
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn stream() -> Stream {
-        Stream { pod_uid: "p".to_owned(), container: "c".to_owned() }
-    }
-
-    fn container(restarts: u32) -> Container {
-        Container { stream: stream(), restarts }
-    }
-
-    fn line(nanosecond: i128, text: &str) -> Line {
-        let time = Timestamp::from_nanosecond(1_800_000_000_000_000_000 + nanosecond).unwrap();
-        Line { time, text: text.to_owned() }
-    }
-
-    /// A container's log as the kubelet keeps it.
-    #[derive(Default)]
-    struct Log {
-        restarts: u32,
-        now: Vec<Line>,
-        before: Vec<Line>,
-    }
-
-    impl Log {
-        fn answer(&self, read: &Read) -> Vec<Line> {
-            let lines = if read.previous { &self.before } else { &self.now };
-            // By the second.
-            let since = read.since.map_or(i64::MIN, Timestamp::as_second);
-            lines.iter().filter(|line| line.time.as_second() >= since).cloned().collect()
-        }
-
-        fn restart(&mut self) {
-            self.restarts += 1;
-            self.before = std::mem::take(&mut self.now);
-        }
-    }
-
-    fn read_all(cursors: &mut Cursors, log: &Log) -> Vec<String> {
-        let mut texts = Vec::new();
-        for read in cursors.plan(&container(log.restarts)) {
-            let fresh = cursors.take(&read, log.answer(&read));
-            texts.extend(fresh.into_iter().map(|line| line.text));
-        }
-        texts
-    }
-
-    #[test]
-    fn every_line_comes_once_and_in_order_in_generated_logs() {
-        for seed in 1..200_u64 {
-            let mut state = seed;
-            let mut below = |limit: u64| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(seed | 1);
-                (state >> 33) % limit
-            };
-            let (mut log, mut cursors) = (Log::default(), Cursors::default());
-            let (mut written, mut read, mut clock) = (Vec::new(), Vec::new(), 0_i128);
-            for number in 0..300 {
-                match below(12) {
-                    0..=5 => {
-                        // Many lines of one time, and the same words again and again.
-                        clock += i128::from(below(3)) * 400_000_000;
-                        let text = format!("line {}", if below(2) == 0 { number } else { 7 });
-                        written.push(text.clone());
-                        log.now.push(line(clock, &text));
-                    }
-                    6 => {
-                        read.extend(read_all(&mut cursors, &log));
-                        // Rotated once all was read; what is left may be nothing at all.
-                        let kept = below(3) as usize;
-                        let surplus = log.now.len().saturating_sub(kept);
-                        log.now.drain(..surplus);
-                        clock += 1;
-                    }
-                    7 => {
-                        read.extend(read_all(&mut cursors, &log));
-                        clock += 1_000_000_000;
-                        log.restart();
-                    }
-                    8 => {
-                        // The agent is started again, with what it stored.
-                        let stored: Vec<_> =
-                            cursors.iter().map(|(a, b)| (a.clone(), b.clone())).collect();
-                        cursors = Cursors::new(stored);
-                    }
-                    _ => read.extend(read_all(&mut cursors, &log)),
-                }
-            }
-            read.extend(read_all(&mut cursors, &log));
-            assert_eq!(read, written, "seed {seed}");
-        }
-    }
-
-    #[test]
-    fn a_container_that_was_started_again_is_read_to_its_end_first() {
-        let (mut log, mut cursors) = (Log::default(), Cursors::default());
-        log.now = vec![line(0, "a"), line(1, "b")];
-        assert_eq!(read_all(&mut cursors, &log), ["a", "b"]);
-        log.now.push(line(2, "last words"));
-        log.restart();
-        log.now = vec![line(3, "hello again")];
-        assert_eq!(read_all(&mut cursors, &log), ["last words", "hello again"]);
-        assert_eq!(read_all(&mut cursors, &log), Vec::<String>::new());
-        // Three starts at once: the last but one is all that is left.
-        log.restart();
-        log.now = vec![line(4, "lost")];
-        log.restart();
-        log.now = vec![line(5, "crash")];
-        log.restart();
-        log.now = vec![line(6, "up")];
-        assert_eq!(read_all(&mut cursors, &log), ["crash", "up"]);
-    }
-
-    #[test]
-    fn a_pod_that_is_new_to_the_agent_is_read_from_its_beginning() {
-        let log = Log { restarts: 1, now: vec![line(5, "now")], before: vec![line(0, "before")] };
-        let mut cursors = Cursors::default();
-        assert_eq!(read_all(&mut cursors, &log), ["before", "now"]);
-        cursors.keep(&[]);
-        assert_eq!(cursors.iter().count(), 0, "containers that are gone are forgotten");
-    }
-
-    #[test]
-    fn a_clock_that_is_set_back_loses_nothing_that_the_answer_holds() {
-        let mut cursors = Cursors::default();
-        let read = |since| Read { stream: stream(), since, previous: false, restarts: 0 };
-        cursors.take(&read(None), vec![line(10, "a"), line(11, "b")]);
-        let again = vec![line(10, "a"), line(11, "b"), line(3, "c")];
-        let fresh = cursors.take(&read(None), again);
-        assert_eq!(fresh, [line(3, "c")]);
-    }
-
-    #[test]
-    fn lines_are_taken_apart_and_what_was_cut_off_is_left() {
-        let answer = "2026-01-02T03:04:05.000000006Z first\n2026-01-02T03:04:05.1Z \n  at second\r\n\
-                      2026-01-02T03:04:06+01:00 third\n2026-01-02T03:0";
-        let lines = parse_lines(answer);
-        let texts: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
-        assert_eq!(texts, ["first", "\n  at second", "third"]);
-        assert_eq!(parse_lines("no time\n"), []);
-    }
-}
+mod tests;
