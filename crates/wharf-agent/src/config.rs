@@ -69,11 +69,30 @@ pub enum Role {
     Volumemgr,
 }
 
-/// Where the lines of applications go.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Where the lines of applications go. What is not given gets none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Logs {
     pub file: Option<PathBuf>,
+    /// The journal of systemd.
+    pub journal: bool,
+    /// A web server, as `http://` or `https://`, to which they are posted.
+    pub url: Option<String>,
+    /// Where the kubelet keeps the logs of pods.
+    pub pods_dir: PathBuf,
+}
+
+impl Default for Logs {
+    fn default() -> Self {
+        Self { file: None, journal: false, url: None, pods_dir: "/var/log/pods".into() }
+    }
+}
+
+impl Logs {
+    /// Whether lines go anywhere.
+    pub fn are_wanted(&self) -> bool {
+        self.file.is_some() || self.journal || self.url.is_some()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -215,7 +234,7 @@ fn known_keys() -> Vec<String> {
         node_kubeconfig: some(),
         trace_token_file: some(),
         server: Some(String::new()),
-        logs: Logs { file: some() },
+        logs: Logs { file: some(), url: Some(String::new()), ..Logs::default() },
         volumes: Volumes { plugin_dir: some(), kubelet_root: some(), state_dir: some() },
         ..Config::default()
     };

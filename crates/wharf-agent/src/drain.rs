@@ -18,7 +18,6 @@ mod inputs;
 mod operations;
 mod publish;
 mod sight;
-mod store;
 pub mod wishes;
 mod worker;
 

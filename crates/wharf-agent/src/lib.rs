@@ -20,12 +20,15 @@ pub mod host;
 pub mod kube;
 pub mod leader;
 pub mod link;
+pub mod logs;
 pub mod network;
 pub mod passthrough;
 mod run;
 pub mod stats;
 pub mod status;
+mod store;
 pub mod tasks;
 pub mod tracker;
+mod web;
 
 pub use run::{AgentError, run};

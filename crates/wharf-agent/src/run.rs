@@ -16,7 +16,7 @@ use crate::{
     drain::{self, Orders},
     files::Files,
     health::{self, Health},
-    kube, leader, link, network, passthrough, stats,
+    kube, leader, link, logs, network, passthrough, stats,
     status::{cluster, firewall, roles, server},
     tasks::{Context, Tasks},
     tracker::Tracker,
@@ -97,6 +97,9 @@ fn start(context: Context) -> Tasks {
         tasks.start("kube", move |context, reporter| keeper.clone().run(context, reporter));
     }
     start_status(&mut tasks, tracker, kube);
+    if config.logs.are_wanted() {
+        tasks.start("logs", logs::run);
+    }
     if config.server.is_some() {
         tasks.start("link", link::run);
     }

@@ -15,6 +15,7 @@ pub mod error;
 pub mod event;
 pub mod kubeconfig;
 pub mod link;
+pub mod log_line;
 pub mod node;
 pub mod node_files;
 pub mod operation;

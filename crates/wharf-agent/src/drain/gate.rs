@@ -21,7 +21,6 @@ use super::{
     inputs::{self, Inputs, wait_for_node_name},
     publish::{Publisher, reason},
     sight::Sight,
-    store::Store,
     until,
     worker::{Progress, Worker},
 };
@@ -29,6 +28,7 @@ use crate::{
     config::Config,
     health::{AGENT, Reporter},
     kube::Kube,
+    store::Store,
     tasks::{Context, Ended},
 };
 

@@ -29,13 +29,13 @@ use super::{
     STORE_AGAIN, Said, boot_id, changed,
     command::{self, Orders},
     image::Images,
-    store::{Store, StoreError},
     until,
     wishes::{self, Wishes},
 };
 use crate::{
     config::{Config, Role},
     health::{AGENT, Reporter},
+    store::{Store, StoreError},
     tasks::{Context, Ended},
 };
 

@@ -246,9 +246,7 @@ impl Cursor {
         let begun = self.begun.iter().position(|begun| begun.stream == piece.stream);
         let mut line = match begun {
             Some(begun) => self.begun.swap_remove(begun),
-            None => {
-                Begun { stream: piece.stream.to_owned(), time: piece.time, text: Vec::new() }
-            }
+            None => Begun { stream: piece.stream.to_owned(), time: piece.time, text: Vec::new() },
         };
         line.text.extend_from_slice(piece.text);
         if piece.goes_on && line.text.len() < LONGEST_LINE {

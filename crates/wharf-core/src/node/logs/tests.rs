@@ -86,11 +86,31 @@ fn reading_goes_on_where_it_stood_or_with_the_oldest_that_is_left() {
         ("nothing is there", at(0, 0), vec![], None),
         ("it has not said anything", at(0, 0), vec![seen(0, 0)], None),
         ("it is new", at(0, 0), vec![seen(0, 5), seen(0, 6)], begin(0, false)),
-        ("it is new and was started often", at(0, 0), vec![seen(3, 5), seen(4, 6)], begin(0, false)),
-        ("it was rotated", at(0, 6), vec![seen(0, 5), seen(0, 6), seen(0, 7)], Some(Place::Here(1))),
+        (
+            "it is new and was started often",
+            at(0, 0),
+            vec![seen(3, 5), seen(4, 6)],
+            begin(0, false),
+        ),
+        (
+            "it was rotated",
+            at(0, 6),
+            vec![seen(0, 5), seen(0, 6), seen(0, 7)],
+            Some(Place::Here(1)),
+        ),
         ("all were rotated away", at(0, 2), vec![seen(0, 5), seen(0, 6)], begin(0, true)),
-        ("the same beginning in another start", at(1, 6), vec![seen(0, 6), seen(1, 6)], Some(Place::Here(1))),
-        ("started again and thrown away", at(1, 2), vec![seen(0, 1), seen(2, 0), seen(3, 4)], begin(2, true)),
+        (
+            "the same beginning in another start",
+            at(1, 6),
+            vec![seen(0, 6), seen(1, 6)],
+            Some(Place::Here(1)),
+        ),
+        (
+            "started again and thrown away",
+            at(1, 2),
+            vec![seen(0, 1), seen(2, 0), seen(3, 4)],
+            begin(2, true),
+        ),
         ("only older ones", at(2, 2), vec![seen(0, 1), seen(1, 4)], None),
     ];
     for (name, cursor, files, expected) in rows {
@@ -127,7 +147,10 @@ fn a_line_that_a_rotation_cut_goes_on_in_the_next_file_but_not_in_the_next_start
     let mut cursor: Cursor = serde_json::from_str(&stored).unwrap();
     assert_eq!(cursor.begin(0, 2), []);
     assert_eq!(cursor.offset, 0);
-    assert_eq!(texts(&cursor.take(format!("{A} F gun\n{A} P last words\n").as_bytes())), [(1, "begun")]);
+    assert_eq!(
+        texts(&cursor.take(format!("{A} F gun\n{A} P last words\n").as_bytes())),
+        [(1, "begun")]
+    );
     assert!(cursor.has_begun());
     assert_eq!(texts(&cursor.begin(1, 3)), [(2, "last words")]);
     assert!(!cursor.has_begun());

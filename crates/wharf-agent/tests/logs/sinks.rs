@@ -1,0 +1,263 @@
+//! Sinks that refuse, hang, answer garbage, or have no room.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use serde_json::json;
+use tempfile::TempDir;
+use wharf_testbed::{process::free_port, wait_for};
+
+use crate::{
+    APP,
+    common::{Agent, put},
+    disorder, numbers,
+};
+
+/// A sink that fails is left alone for up to half a minute.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A container that says numbers, as its runtime writes them.
+struct Container {
+    dir: TempDir,
+    said: u64,
+}
+
+impl Container {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), said: 0 }
+    }
+
+    fn say(&mut self, count: u64) {
+        let folder = self.dir.path().join("eve-kube-app_web-0b1a2-x_11-22/main");
+        fs::create_dir_all(&folder).unwrap();
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.create(true).append(true).open(folder.join("0.log")).unwrap();
+        for _ in 0..count {
+            self.said += 1;
+            let said = self.said;
+            let line = format!("2026-01-02T03:04:05.{said:09}Z stdout F line {said}\n");
+            file.write_all(line.as_bytes()).unwrap();
+        }
+    }
+
+    /// An agent that hands its words on.
+    fn agent(&self, sinks: &str) -> Agent {
+        let pods = self.dir.path().display();
+        let agent = Agent::start(None, &format!("[logs]\npods_dir = '{pods}'\n{sinks}"));
+        let file = format!("zedagent/AppInstanceConfig/{APP}.json");
+        agent.publish(&file, &json!({ "DisplayName": "web" }));
+        agent
+    }
+
+    fn wait_until_all_are_in(&self, path: &Path) {
+        let mut last = None;
+        let came = wait_for("all lines", DEADLINE, || {
+            let text = fs::read_to_string(path).unwrap_or_default();
+            last = disorder(&numbers(&text), self.said);
+            Ok(last.is_none().then_some(()))
+        });
+        assert!(came.is_ok(), "{last:?}");
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Mood {
+    Hangs,
+    SpeaksGarbage,
+    Refuses,
+    /// Takes what comes, but never says so.
+    TakesAndHangs,
+    Takes,
+}
+
+/// A web server that takes lines, or does not.
+#[derive(Clone)]
+struct Receiver {
+    mood: Arc<Mutex<Mood>>,
+    taken: Arc<Mutex<String>>,
+}
+
+impl Receiver {
+    fn listen(port: u16) -> Self {
+        let receiver = Self { mood: Arc::new(Mutex::new(Mood::Hangs)), taken: Arc::default() };
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        let server = receiver.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let server = server.clone();
+                std::thread::spawn(move || while server.serve(&stream).is_some() {});
+            }
+        });
+        receiver
+    }
+
+    fn is(&self, mood: Mood) {
+        *self.mood.lock().unwrap() = mood;
+    }
+
+    fn taken(&self) -> String {
+        self.taken.lock().unwrap().clone()
+    }
+
+    /// `None` ends the connection.
+    fn serve(&self, mut stream: &TcpStream) -> Option<()> {
+        let mut reader = BufReader::new(stream);
+        let mut length = 0;
+        let mut head = String::new();
+        while reader.read_line(&mut head).ok()? > 2 {
+            let line = head.lines().last().unwrap_or_default().to_lowercase();
+            if let Some(value) = line.strip_prefix("content-length: ") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+        assert!(head.starts_with("POST /in?of=node HTTP/1.1\r\n"), "{head}");
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).ok()?;
+        let body = String::from_utf8(body).unwrap();
+        let mood = *self.mood.lock().unwrap();
+        if matches!(mood, Mood::Takes | Mood::TakesAndHangs) {
+            self.taken.lock().unwrap().push_str(&body);
+        }
+        let answer = match mood {
+            Mood::Hangs | Mood::TakesAndHangs => {
+                // Until the other side has enough.
+                let _ = reader.read(&mut [0]);
+                return None;
+            }
+            Mood::SpeaksGarbage => "\0\x01garbage\r\n\r\n\r\n",
+            Mood::Refuses => "HTTP/1.1 507 No Room\r\ncontent-length: 2\r\n\r\nno",
+            Mood::Takes => "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+        };
+        stream.write_all(answer.as_bytes()).ok()
+    }
+}
+
+#[test]
+fn a_web_server_that_does_not_take_lines_is_a_fault_loses_none_and_delays_no_other_sink() {
+    let mut container = Container::new();
+    let port = free_port().unwrap();
+    let url = format!("http://127.0.0.1:{port}/in?of=node");
+    let file = container.dir.path().join("out/apps.log");
+    let mut agent = container.agent(&format!("file = '{}'\nurl = '{url}'", file.display()));
+    let expect = |agent: &Agent, words: &str| {
+        let mut last = None;
+        let came = wait_for("the fault", DEADLINE, || {
+            last = agent.fault(&url);
+            Ok(last.as_ref().is_some_and(|fault| fault.contains(words)).then_some(()))
+        });
+        assert!(came.is_ok(), "{last:?} instead of {words}");
+    };
+    container.say(10);
+    expect(&agent, "no connection to 127.0.0.1");
+    container.wait_until_all_are_in(&file);
+    let receiver = Receiver::listen(port);
+    for (mood, words) in [
+        (Mood::Hangs, "has not taken them within 10 s"),
+        (Mood::SpeaksGarbage, "the connection to 127.0.0.1 broke"),
+        (Mood::Refuses, "was answered with 507"),
+    ] {
+        receiver.is(mood);
+        container.say(10);
+        expect(&agent, words);
+        container.wait_until_all_are_in(&file);
+    }
+    agent.restart();
+    receiver.is(Mood::Takes);
+    let all = |said: u64| {
+        let mut last = None;
+        let came = wait_for("all lines", DEADLINE, || {
+            let mut taken = numbers(&receiver.taken());
+            taken.dedup();
+            last = disorder(&taken, said);
+            Ok(last.is_none().then_some(()))
+        });
+        assert!(came.is_ok(), "{last:?}");
+    };
+    all(40);
+    wait_for("no fault", DEADLINE, || Ok(agent.works("logs").then_some(()))).unwrap();
+
+    // What was taken when the agent was killed comes again, with the same numbers.
+    receiver.is(Mood::TakesAndHangs);
+    container.say(5);
+    wait_for("them to be taken", DEADLINE, || {
+        Ok((numbers(&receiver.taken()).last() == Some(&45)).then_some(()))
+    })
+    .unwrap();
+    agent.restart();
+    receiver.is(Mood::Takes);
+    wait_for("them to be taken again", DEADLINE, || {
+        Ok((numbers(&receiver.taken()).len() >= 50).then_some(()))
+    })
+    .unwrap();
+    let taken = receiver.taken();
+    let again: Vec<&str> = taken.lines().skip(45).collect();
+    let before: Vec<&str> = taken.lines().skip(40).take(5).collect();
+    assert_eq!(again[again.len() - 5..], before);
+    container.wait_until_all_are_in(&file);
+}
+
+/// A small file system; gone with the value.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(path: PathBuf) -> Self {
+        fs::create_dir_all(&path).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=64k", "wharf-test"]).arg(&path);
+        assert!(mount.status().unwrap().success());
+        Self(path)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_disk_without_room_is_a_fault_and_every_line_is_there_once_when_there_is_room_again() {
+    let mut container = Container::new();
+    let disk = Disk::mount(container.dir.path().join("disk"));
+    let file = disk.0.join("apps.log");
+    let mut agent = container.agent(&format!("file = '{}'", file.display()));
+    container.say(20);
+    container.wait_until_all_are_in(&file);
+    // There is room for some of what follows.
+    fs::write(disk.0.join("filler"), vec![0; 48 << 10]).unwrap();
+    container.say(100);
+    let subject = file.display().to_string();
+    let full = |agent: &Agent| {
+        wait_for("the fault", DEADLINE, || {
+            let fault = agent.fault(&subject).unwrap_or_default();
+            Ok(fault.contains("No space left").then_some(()))
+        })
+        .unwrap();
+    };
+    full(&agent);
+    assert!(fs::read_to_string(&file).unwrap().lines().count() > 20, "it was cut in the middle");
+    agent.restart();
+    full(&agent);
+    fs::remove_file(disk.0.join("filler")).unwrap();
+    container.wait_until_all_are_in(&file);
+    wait_for("no fault", DEADLINE, || Ok(agent.works("logs").then_some(()))).unwrap();
+}
+
+#[test]
+fn a_folder_of_logs_that_is_missing_is_a_fault_until_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pods, out) = (dir.path().join("pods"), dir.path().join("apps.log"));
+    let (pods, out) = (pods.display(), out.display());
+    let agent = Agent::start(None, &format!("[logs]\npods_dir = '{pods}'\nfile = '{out}'"));
+    let subject = pods.to_string();
+    wait_for("the fault", DEADLINE, || Ok(agent.fault(&subject).map(|_| ()))).unwrap();
+    put(&dir.path().join("pods/readme"), b"");
+    wait_for("no fault", DEADLINE, || Ok(agent.works("logs").then_some(()))).unwrap();
+}
