@@ -291,11 +291,17 @@ mod tests {
              cordon_retry_seconds = 1\ndrain_retry_seconds = 2\ndrain_timeout_seconds = 3\n\
              api_skip_seconds = 4\nunknown_to_halting_seconds = 5\nconsole_command = ['c']\n\
              update_command = ['u']\nmin_cluster_nodes = 6\nserver = 's'\n[logs]\nfile = '/l'\n\
-             [volumes]\nplugin_dir = '/v'\nkubelet_root = '/w'\nstate_dir = '/x'",
+             journal = true\nurl = 'http://h/'\npods_dir = '/q'\n[volumes]\nplugin_dir = '/v'\nkubelet_root = '/w'\nstate_dir = '/x'",
         );
         let config = config.unwrap();
         assert!(config.plays(Role::Zedagent) && !config.plays(Role::Nodeagent));
-        assert_eq!(config.logs.file, Some("/l".into()));
+        let logs = Logs {
+            file: Some("/l".into()),
+            journal: true,
+            url: Some("http://h/".to_owned()),
+            pods_dir: "/q".into(),
+        };
+        assert_eq!(config.logs, logs);
         assert_eq!(config.volumes.state_dir, Some("/x".into()));
         let defaults = load("[logs]\n[volumes]").unwrap();
         assert_eq!((defaults.status_port, defaults.run_dir), (12346, "/run".into()));
