@@ -16,7 +16,13 @@ impl Clock {
     }
 
     pub fn now(&self) -> Timestamp {
-        self.begun.0.checked_add(self.begun.1.elapsed()).unwrap_or(Timestamp::MAX)
+        self.time_of(Instant::now())
+    }
+
+    /// What this clock showed at a moment; at one before the beginning, the beginning.
+    pub fn time_of(&self, moment: Instant) -> Timestamp {
+        let (from, begun) = self.begun;
+        from.checked_add(moment.saturating_duration_since(begun)).unwrap_or(Timestamp::MAX)
     }
 
     /// The moment at which this clock shows a time; one that has passed is the beginning.
@@ -43,5 +49,7 @@ mod tests {
         assert!(now >= begin + seven && now < begin + 10 * seven, "{now}");
         assert_eq!(clock.moment(begin + seven), clock.begun.1 + seven);
         assert_eq!(clock.moment(begin - seven), clock.begun.1);
+        assert_eq!(clock.time_of(clock.begun.1 + seven), begin + seven);
+        assert_eq!(clock.time_of(clock.begun.1 - seven), begin);
     }
 }

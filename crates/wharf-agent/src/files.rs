@@ -158,13 +158,20 @@ impl Files {
         }
     }
 
-    /// The keys of all files of a type that an agent publishes now. `None` where the agent has no
-    /// folder at all: it does not run here.
+    /// Makes the folder of a type: others see by it that somebody publishes the type here, even if
+    /// there is nothing to say. If it cannot be made, the first file makes it.
+    pub fn announce<T: NodeFile>(&self, agent: &str) {
+        let _ = fs::create_dir_all(self.folder::<T>(agent));
+    }
+
+    /// The keys of all files of a type that an agent publishes now. `None` where there is no folder
+    /// for them: then nobody publishes that here.
     pub fn keys<T: NodeFile>(&self, agent: &str) -> Option<Vec<String>> {
-        if !self.root.join(agent).is_dir() {
+        let folder = self.folder::<T>(agent);
+        if !folder.is_dir() {
             return None;
         }
-        let entries = fs::read_dir(self.folder::<T>(agent)).into_iter().flatten().flatten();
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         Some(entries.filter_map(|entry| folder::key(&entry.file_name())).collect())
     }
 

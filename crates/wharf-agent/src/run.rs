@@ -88,7 +88,7 @@ fn start(context: Context) -> Tasks {
         tasks.start("passthrough", move |context, reporter| {
             passthrough::run(context, reporter, kube.clone())
         });
-        apps::start(&mut tasks, keeper.kube());
+        apps::start(&mut tasks, &config, keeper.kube());
         let kube = keeper.kube();
         tasks.start("console", move |context, reporter| {
             console::run(context, reporter, kube.clone())

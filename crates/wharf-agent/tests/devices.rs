@@ -7,7 +7,7 @@ mod common;
 
 use std::{fs, path::Path, process::Command};
 
-use common::{Agent, SOON, kubectl};
+use common::{Agent, SOON, create, define, kubectl};
 use serde_json::{Value, json};
 use wharf_testbed::{apiserver::ApiServer, wait_for};
 
@@ -21,25 +21,7 @@ fn server() -> ApiServer {
         ("k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"),
         ("kubevirt.io", "VirtualMachineInstance", "virtualmachineinstances"),
     ] {
-        let singular = kind.to_lowercase();
-        let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
-        create(
-            &server,
-            &json!({
-                "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-                "metadata": { "name": format!("{plural}.{group}") },
-                "spec": {
-                    "group": group, "scope": "Namespaced",
-                    "names": { "kind": kind, "plural": plural, "singular": singular },
-                    "versions": [{
-                        "name": "v1", "served": true, "storage": true,
-                        "schema": { "openAPIV3Schema": schema },
-                    }],
-                },
-            }),
-        );
-        let name = format!("crd/{plural}.{group}");
-        kubectl(&server, &["wait", "--for=condition=Established", &name], &Value::Null);
+        define(&server, group, kind, plural);
     }
     create(
         &server,
@@ -48,10 +30,6 @@ fn server() -> ApiServer {
         }),
     );
     server
-}
-
-fn create(server: &ApiServer, object: &Value) {
-    kubectl(server, &["create", "-f", "-"], object);
 }
 
 fn agent(server: &ApiServer, node: &str, more: &str) -> Agent {

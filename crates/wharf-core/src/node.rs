@@ -6,6 +6,7 @@
 //!
 //! Start reading at [`gate`], then [`requester`], which is the other side of it.
 
+pub mod app_reports;
 pub mod apps;
 pub mod cluster_status;
 pub mod console;

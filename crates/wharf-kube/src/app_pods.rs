@@ -3,21 +3,17 @@
 //! A pod has some kilobytes, most of them about who wrote which field. Of each some hundred bytes are
 //! kept, so that a node can follow all pods of a namespace in next to no memory.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
-
 use jiff::Timestamp;
 use serde::Deserialize;
 use wharf_core::node::apps::{Pod, PodPhase};
 
 use crate::{
     cluster::Cluster,
-    error::Result,
+    namespace::{Kept, Named, NamespaceWatch},
     quantity::parse_whole,
-    watch::{Change, Follow, Followed},
+    watch::Followed,
 };
 
-/// A connection that died without a word is noticed by then, or a little later.
-const WATCH: Duration = Duration::from_secs(60);
 /// The kind that owns the pod in which a virtual machine runs.
 const MACHINE: &str = "VirtualMachineInstance";
 /// A container that waits for these is only on its way.
@@ -31,8 +27,6 @@ pub struct AppPod {
     pub pod: Pod,
     /// When its kubelet took it over.
     pub started: Option<Timestamp>,
-    /// Those that are run before the others come last.
-    pub containers: Vec<AppContainer>,
     /// The claims through which it uses volumes, by name.
     pub claims: Vec<String>,
     /// What its containers may use together; 0 where one of them has no limit.
@@ -41,71 +35,14 @@ pub struct AppPod {
     pub trouble: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct AppContainer {
-    pub name: String,
-    /// It is run before the others, or beside them from the beginning.
-    pub init: bool,
-    /// How often it was started again.
-    pub restarts: u32,
-    /// It runs or ran: there is a log.
-    pub started: bool,
-}
-
 /// All pods, by their names.
-pub type AppPods = Arc<BTreeMap<String, Arc<AppPod>>>;
+pub type AppPods = Kept<AppPod>;
 
 impl Cluster {
-    /// Follows the pods of a namespace. Nothing is asked before the first [`AppPodWatch::next`].
-    pub fn watch_app_pods(&self, namespace: &str) -> AppPodWatch {
+    /// Follows the pods of a namespace.
+    pub fn watch_app_pods(&self, namespace: &str) -> NamespaceWatch<AppPod> {
         let path = format!("/api/v1/namespaces/{namespace}/pods");
-        AppPodWatch { follow: Follow::new(self.clone(), &path, None, WATCH), known: None }
-    }
-}
-
-pub struct AppPodWatch {
-    follow: Follow<PodObject>,
-    known: Option<AppPods>,
-}
-
-impl AppPodWatch {
-    /// Waits for the next word of the cluster; it may say nothing new. May be dropped and called
-    /// again.
-    ///
-    /// # Errors
-    /// The API server does not answer or refuses; the watch goes on with the next call.
-    pub async fn next(&mut self) -> Result<AppPods> {
-        loop {
-            match self.follow.next().await? {
-                Change::All(pods) => {
-                    let pods = pods.into_iter().map(|pod| Arc::new(AppPod::from(pod)));
-                    let pods = pods.map(|pod| (pod.pod.name.clone(), pod)).collect();
-                    self.known = Some(Arc::new(pods));
-                }
-                Change::Is(pod) => self.put(AppPod::from(pod)),
-                Change::Gone(pod) => self.remove(&pod.metadata.name, &pod.metadata.uid),
-                Change::Again => {}
-            }
-            // Changes come only after all of them.
-            if let Some(known) = &self.known {
-                return Ok(known.clone());
-            }
-        }
-    }
-
-    fn put(&mut self, pod: AppPod) {
-        let Some(known) = &mut self.known else { return };
-        // Most changes are about what is not kept.
-        if known.get(&pod.pod.name).is_none_or(|before| **before != pod) {
-            Arc::make_mut(known).insert(pod.pod.name.clone(), Arc::new(pod));
-        }
-    }
-
-    fn remove(&mut self, name: &str, uid: &str) {
-        let Some(known) = &mut self.known else { return };
-        if known.get(name).is_some_and(|pod| pod.uid == uid) {
-            Arc::make_mut(known).remove(name);
-        }
+        NamespaceWatch::new(self, &path, |pod: PodObject| pod.into())
     }
 }
 
@@ -120,6 +57,12 @@ struct PodObject {
 impl Followed for PodObject {
     fn version(&self) -> &str {
         &self.metadata.resource_version
+    }
+}
+
+impl Named for PodObject {
+    fn name(&self) -> &str {
+        &self.metadata.name
     }
 }
 
@@ -145,14 +88,12 @@ struct Owner {
 struct Spec {
     node_name: String,
     containers: Vec<Container>,
-    init_containers: Vec<Container>,
     volumes: Vec<Volume>,
 }
 
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 struct Container {
-    name: String,
     resources: Resources,
 }
 
@@ -200,20 +141,16 @@ struct Condition {
 }
 
 #[derive(Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(default)]
 struct ContainerStatus {
     name: String,
-    restart_count: u32,
     state: State,
-    last_state: State,
 }
 
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 struct State {
     waiting: Option<Waiting>,
-    running: Option<serde::de::IgnoredAny>,
-    terminated: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Clone, Default, Deserialize)]
@@ -226,22 +163,8 @@ impl From<PodObject> for AppPod {
     fn from(object: PodObject) -> Self {
         let PodObject { metadata, spec, status } = object;
         let trouble = status.trouble();
-        let containers = spec.containers.iter().map(|container| (false, container));
-        let init = spec.init_containers.iter().map(|container| (true, container));
-        let containers = containers.chain(init).map(|(init, container)| {
-            let all =
-                if init { &status.init_container_statuses } else { &status.container_statuses };
-            let status = all.iter().find(|status| status.name == container.name);
-            AppContainer {
-                name: container.name.clone(),
-                init,
-                restarts: status.map_or(0, |status| status.restart_count),
-                started: status.is_some_and(ContainerStatus::has_started),
-            }
-        });
         let machine = metadata.owner_references.into_iter().find(|owner| owner.kind == MACHINE);
         Self {
-            containers: containers.collect(),
             memory_bytes: memory_limit(&spec.containers),
             uid: metadata.uid,
             pod: Pod {
@@ -276,14 +199,6 @@ fn phase(phase: &str) -> PodPhase {
 fn memory_limit(containers: &[Container]) -> u64 {
     let limits = containers.iter().map(|one| parse_whole(&one.resources.limits.memory));
     limits.sum::<Option<u64>>().unwrap_or_default()
-}
-
-impl ContainerStatus {
-    fn has_started(&self) -> bool {
-        [&self.state, &self.last_state]
-            .into_iter()
-            .any(|state| state.running.is_some() || state.terminated.is_some())
-    }
 }
 
 impl Status {
@@ -339,7 +254,7 @@ mod tests {
             "status": {
                 "phase": "Running", "startTime": "2026-01-02T03:04:05Z",
                 "containerStatuses": [
-                    { "name": "compute", "restartCount": 2, "state": { "running": {} } },
+                    { "name": "compute", "state": { "running": {} } },
                     { "name": "new", "state": { "waiting": { "reason": "ContainerCreating" } } },
                 ],
                 "initContainerStatuses": [
@@ -348,12 +263,6 @@ mod tests {
                 ],
             },
         }));
-        let container = |name: &str, init, restarts, started| AppContainer {
-            name: name.to_owned(),
-            init,
-            restarts,
-            started,
-        };
         let expected = AppPod {
             uid: "u".to_owned(),
             pod: Pod {
@@ -364,11 +273,6 @@ mod tests {
                 vmi: Some("web-0b1a2x".to_owned()),
             },
             started: Some("2026-01-02T03:04:05Z".parse().unwrap()),
-            containers: vec![
-                container("compute", false, 2, true),
-                container("new", false, 0, false),
-                container("guest-console-log", true, 0, true),
-            ],
             claims: vec!["data".to_owned()],
             memory_bytes: (1 << 30) + (1 << 20),
             trouble: Some("container guest-console-log: CrashLoopBackOff".to_owned()),

@@ -35,6 +35,10 @@ pub struct Publisher {
 
 impl Publisher {
     pub fn new(context: Context, reporter: Reporter) -> Self {
+        if context.config.plays(Role::Zedagent) {
+            context.files.announce::<AppInstanceConfig>(ZEDAGENT);
+            context.files.announce::<VolumeConfig>(ZEDAGENT);
+        }
         Self {
             apps: context.files.watch(ZEDAGENT),
             volumes: context.files.watch(ZEDAGENT),

@@ -36,6 +36,7 @@ pub async fn run(
     reporter: Reporter,
     place: watch::Sender<Option<Place>>,
 ) -> Ended {
+    context.files.announce::<EdgeNodeClusterStatus>(AGENT);
     let mut worker = Worker {
         config: ClusterConfig::watch(&context.files),
         device: context.files.watch("nim"),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use wharf_api::node_files::AgentHealth;
 use wharf_testbed::{
@@ -255,4 +255,31 @@ pub fn kubectl(server: &ApiServer, arguments: &[&str], object: &Value) -> String
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "kubectl {arguments:?}: {error}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+pub fn create(server: &ApiServer, object: &Value) {
+    kubectl(server, &["create", "-f", "-"], object);
+}
+
+/// Makes the API server know a kind, as its project defines it, but for the schema.
+pub fn define(server: &ApiServer, group: &str, kind: &str, plural: &str) {
+    let singular = kind.to_lowercase();
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    create(
+        server,
+        &json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": { "name": format!("{plural}.{group}") },
+            "spec": {
+                "group": group, "scope": "Namespaced",
+                "names": { "kind": kind, "plural": plural, "singular": singular },
+                "versions": [{
+                    "name": "v1", "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": schema },
+                }],
+            },
+        }),
+    );
+    let name = format!("crd/{plural}.{group}");
+    kubectl(server, &["wait", "--for=condition=Established", &name], &Value::Null);
 }

@@ -51,11 +51,31 @@ pub enum PodPhase {
     Failed,
 }
 
+/// A virtual machine, as the cluster shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Machine {
+    pub name: String,
+    /// Where it runs. While it moves to another node, two pods run for it, and it is in this one.
+    pub node: String,
+    pub phase: MachinePhase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MachinePhase {
+    #[default]
+    Unknown,
+    Pending,
+    Scheduling,
+    Running,
+    Succeeded,
+    Failed,
+}
+
 /// What the cluster says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
-    /// All pods of the applications' namespace.
-    Pods(Vec<Pod>),
+    /// All pods and virtual machines of the applications' namespace.
+    Objects { pods: Vec<Pod>, machines: Vec<Machine> },
     /// It has not answered since then.
     Silent { since: Timestamp },
 }
@@ -96,6 +116,8 @@ pub struct AppStatus {
     pub domain: SwState,
     /// Where it runs, as far as is known.
     pub node_name: String,
+    /// The pod that all this is said of; empty where there is none.
+    pub pod_name: String,
     /// Since when nobody knows how the application is.
     pub unknown_since: Option<Timestamp>,
     /// The wish as it counts on this node.
@@ -113,7 +135,7 @@ pub fn decide_app(
     unknown_to_halting: Duration,
 ) -> AppStatus {
     let mut status = match seen {
-        Seen::Pods(pods) => look(app, all, pods, here),
+        Seen::Objects { pods, machines } => look(app, all, pods, machines, here),
         Seen::Silent { since } => silent(app, last, *since, now),
     };
     status.effective_activate = effective_activate(app, &status);
@@ -127,25 +149,27 @@ pub fn decide_app(
     status
 }
 
-fn look(app: &App, all: &[App], pods: &[Pod], here: &str) -> AppStatus {
+fn look(app: &App, all: &[App], pods: &[Pod], machines: &[Machine], here: &str) -> AppStatus {
     let mut status = AppStatus::nothing(app);
     // A pod that is leaving says nothing of where the application is.
     let ours = pods.iter().filter(|pod| !pod.deleting).filter_map(|pod| {
         let kind = pod_of_app(&pod.name, &app.kube_name)?;
         is_longest(app, all, &pod.name).then_some((kind, pod))
     });
-    // One that runs says more than one that does not, and one that is here more than one elsewhere.
-    let best = ours.max_by_key(|(_, pod)| (pod.phase == PodPhase::Running, pod.node == here));
+    // One that runs says more than one that does not; of two that run for a machine the one that it
+    // is in; and one that is here more than one elsewhere.
+    let best = ours.max_by_key(|(_, pod)| {
+        (pod.phase == PodPhase::Running, holds_machine(pod, machines), pod.node == here)
+    });
     let Some((kind, pod)) = best else {
-        status.kube_status = KubeStatus::NotInCluster;
-        status.domain = if app.activate { SwState::Unknown } else { SwState::Halted };
-        return status;
+        return without_pod(app, all, machines);
     };
     status.running = pod.phase == PodPhase::Running;
     status.scheduled_here = !here.is_empty() && pod.node == here;
     status.is_vmi = kind == PodKind::Launcher;
     status.vmi_name = pod.vmi.clone().unwrap_or_default();
     status.node_name.clone_from(&pod.node);
+    status.pod_name.clone_from(&pod.name);
     status.kube_status = if status.running { KubeStatus::Running } else { KubeStatus::NotRunning };
     status.domain = match pod.phase {
         PodPhase::Running => SwState::Running,
@@ -154,6 +178,37 @@ fn look(app: &App, all: &[App], pods: &[Pod], here: &str) -> AppStatus {
         PodPhase::Succeeded => SwState::Halted,
         PodPhase::Failed => SwState::Failed,
         PodPhase::Unknown => SwState::Unknown,
+    };
+    status
+}
+
+fn holds_machine(pod: &Pod, machines: &[Machine]) -> bool {
+    let mine = |machine: &&Machine| pod.vmi.as_ref() == Some(&machine.name);
+    machines.iter().find(mine).is_some_and(|machine| machine.node == pod.node)
+}
+
+/// A machine may be there before its first pod, and after its last.
+fn without_pod(app: &App, all: &[App], machines: &[Machine]) -> AppStatus {
+    let mut status = AppStatus::nothing(app);
+    let mut ours = machines.iter().filter(|machine| {
+        let named = pod_of_app(&machine.name, &app.kube_name) == Some(PodKind::Plain);
+        named && is_longest(app, all, &machine.name)
+    });
+    let Some(machine) = ours.next() else {
+        status.kube_status = KubeStatus::NotInCluster;
+        status.domain = if app.activate { SwState::Unknown } else { SwState::Halted };
+        return status;
+    };
+    status.is_vmi = true;
+    status.vmi_name.clone_from(&machine.name);
+    status.kube_status = KubeStatus::NotRunning;
+    status.domain = match machine.phase {
+        MachinePhase::Pending => SwState::Pending,
+        MachinePhase::Scheduling => SwState::Scheduling,
+        MachinePhase::Succeeded => SwState::Halted,
+        MachinePhase::Failed => SwState::Failed,
+        // It cannot run without a pod.
+        MachinePhase::Running | MachinePhase::Unknown => SwState::Unknown,
     };
     status
 }
@@ -197,6 +252,7 @@ impl AppStatus {
             vnc_port: app.vnc_port,
             domain: SwState::Unknown,
             node_name: String::new(),
+            pod_name: String::new(),
             unknown_since: None,
             effective_activate: false,
         }
@@ -225,6 +281,10 @@ mod tests {
 
     fn pod(name: &str, node: &str, phase: PodPhase) -> Pod {
         Pod { name: name.to_owned(), node: node.to_owned(), phase, ..Pod::default() }
+    }
+
+    fn pods(pods: Vec<Pod>) -> Seen {
+        Seen::Objects { pods, machines: Vec::new() }
     }
 
     fn decide(app: &App, seen: &Seen, last: Option<&AppStatus>, now: i64) -> AppStatus {
@@ -265,9 +325,9 @@ mod tests {
                 "4/Running here running vmi active",
             ),
         ];
-        for (designated, pods, expected) in rows {
-            let status = decide(&app(designated), &Seen::Pods(pods.clone()), None, 0);
-            assert_eq!(line(&status), expected, "designated: {designated}, {pods:?}");
+        for (designated, there, expected) in rows {
+            let status = decide(&app(designated), &pods(there.clone()), None, 0);
+            assert_eq!(line(&status), expected, "designated: {designated}, {there:?}");
         }
     }
 
@@ -275,17 +335,64 @@ mod tests {
     fn an_application_that_moves_away_is_where_its_new_pod_is() {
         let leaving = Pod { deleting: true, ..pod("web-0b1a2-a", "n1", PodPhase::Running) };
         let coming = pod("web-0b1a2-b", "n2", PodPhase::Pending);
-        let both = Seen::Pods(vec![leaving.clone(), coming]);
+        let both = pods(vec![leaving.clone(), coming]);
         assert_eq!(line(&decide(&app(false), &both, None, 0)), "3/Pending");
-        let gone = Seen::Pods(vec![leaving]);
+        let gone = pods(vec![leaving]);
         assert_eq!(line(&decide(&app(false), &gone, None, 0)), "2/Unknown");
+    }
+
+    #[test]
+    fn of_two_pods_of_a_machine_that_moves_the_one_counts_that_it_is_in() {
+        let launcher = |name: &str, node: &str| Pod {
+            vmi: Some("web-0b1a2x".to_owned()),
+            ..pod(name, node, PodPhase::Running)
+        };
+        let both = vec![
+            launcher("virt-launcher-web-0b1a2x-a", "n1"),
+            launcher("virt-launcher-web-0b1a2x-b", "n2"),
+        ];
+        let moving = |node: &str| {
+            let machine = Machine {
+                name: "web-0b1a2x".to_owned(),
+                node: node.to_owned(),
+                phase: MachinePhase::Running,
+            };
+            Seen::Objects { pods: both.clone(), machines: vec![machine] }
+        };
+        let before = decide(&app(false), &moving("n1"), None, 0);
+        assert_eq!(line(&before), "4/Running here running vmi active");
+        assert_eq!(before.pod_name, "virt-launcher-web-0b1a2x-a");
+        let after = decide(&app(false), &moving("n2"), None, 0);
+        assert_eq!((line(&after).as_str(), &*after.node_name), ("4/Running running vmi", "n2"));
+        // Where nobody tells of machines, it is here as long as a pod of it runs here.
+        let untold = decide(&app(false), &pods(both.clone()), None, 0);
+        assert_eq!(untold.node_name, "n1");
+    }
+
+    #[test]
+    fn a_machine_without_a_pod_is_in_the_cluster_and_does_not_run() {
+        use MachinePhase::*;
+        let rows = [
+            ("web-0b1a2x", Pending, "3/Pending vmi active"),
+            ("web-0b1a2x", Scheduling, "3/Scheduling vmi active"),
+            ("web-0b1a2x", Succeeded, "3/Halted vmi active"),
+            ("web-0b1a2x", Failed, "3/Failed vmi active"),
+            ("web-0b1a2x", Running, "3/Unknown vmi active"),
+            ("web-99999x", Pending, "2/Unknown active"),
+        ];
+        for (name, phase, expected) in rows {
+            let machine = Machine { name: name.to_owned(), node: String::new(), phase };
+            let seen = Seen::Objects { pods: Vec::new(), machines: vec![machine] };
+            let status = decide(&app(true), &seen, None, 0);
+            assert_eq!(line(&status), expected, "{name} {phase:?}");
+        }
     }
 
     #[test]
     fn a_pod_belongs_to_the_application_with_the_longest_name() {
         let short = app(true);
         let long = App { kube_name: "web-0b1a2-shop-99999".to_owned(), ..app(true) };
-        let seen = Seen::Pods(vec![pod("web-0b1a2-shop-99999-x", "n1", PodPhase::Running)]);
+        let seen = pods(vec![pod("web-0b1a2-shop-99999-x", "n1", PodPhase::Running)]);
         let all = [short.clone(), long.clone()];
         let decide = |app| decide_app(app, &all, &seen, None, "n1", at(0), FIVE_MINUTES);
         assert_eq!(decide(&short).kube_status, KubeStatus::NotInCluster);
@@ -295,8 +402,8 @@ mod tests {
     #[test]
     fn what_is_unknown_for_more_than_five_minutes_is_halting_and_an_answer_clears_it() {
         let silent = Seen::Silent { since: at(0) };
-        let running = Seen::Pods(vec![pod("web-0b1a2-x", "n1", PodPhase::Running)]);
-        for nothing in [silent, Seen::Pods(vec![])] {
+        let running = pods(vec![pod("web-0b1a2-x", "n1", PodPhase::Running)]);
+        for nothing in [silent, pods(vec![])] {
             let mut last = decide(&app(true), &nothing, None, 0);
             for (now, expected) in [
                 (10, SwState::Unknown),
@@ -313,13 +420,13 @@ mod tests {
             assert_eq!((again.domain, again.unknown_since), (SwState::Unknown, Some(at(902))));
         }
         let idle = App { activate: false, ..app(true) };
-        let status = decide(&idle, &Seen::Pods(vec![]), None, 9);
+        let status = decide(&idle, &pods(vec![]), None, 9);
         assert_eq!((status.domain, status.unknown_since), (SwState::Halted, None));
     }
 
     #[test]
     fn a_short_silence_keeps_what_is_known_and_a_long_one_is_its_own_value() {
-        let running = Seen::Pods(vec![pod("web-0b1a2-x", "n1", PodPhase::Running)]);
+        let running = pods(vec![pod("web-0b1a2-x", "n1", PodPhase::Running)]);
         let known = decide(&app(false), &running, None, 0);
         let silent = Seen::Silent { since: at(1) };
         let short = decide(&app(false), &silent, Some(&known), 120);
@@ -330,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_set_back_begins_the_count_anew() {
-        let nothing = Seen::Pods(vec![]);
+        let nothing = pods(vec![]);
         let last = decide(&app(true), &nothing, None, 1000);
         let back = decide(&app(true), &nothing, Some(&last), 10);
         assert_eq!((back.domain, back.unknown_since), (SwState::Unknown, Some(at(10))));
