@@ -8,6 +8,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tracing::info;
+use wharf_api::node_files::{DisruptionGuard, GLOBAL};
 
 use crate::{
     apps,
@@ -78,7 +79,8 @@ async fn open(
 /// Starts every task whose configuration is there.
 fn start(context: Context) -> Tasks {
     let config = context.config.clone();
-    let tracker = Tracker::new(config.clone(), context.files.clone());
+    let files = context.files.clone();
+    let tracker = Tracker::new(config.clone(), files.clone());
     let mut tasks = Tasks::new(context);
     let keeper = kube::Keeper::new(&config);
     let kube = keeper.as_ref().map(kube::Keeper::kube);
@@ -102,6 +104,10 @@ fn start(context: Context) -> Tasks {
     }
     if config.server.is_some() {
         tasks.start("link", link::run);
+    } else {
+        // An agent that was linked may have left it: nobody is asked any more. What cannot be removed is
+        // a fault of the task `files`.
+        let _ = files.unpublish::<DisruptionGuard>(health::AGENT, GLOBAL);
     }
     tasks
 }

@@ -53,19 +53,12 @@ pub fn node_config(facts: &Facts, agent: &Agent, ours: &[String]) -> NodeConfig 
 }
 
 /// A node's part in its cluster, as the installer leaves it on the host and the link tells it.
-pub fn membership(
-    spec: &ClusterSpec,
-    node: &str,
-    identity: &str,
-) -> Option<EdgeNodeClusterConfig> {
+pub fn membership(spec: &ClusterSpec, node: &str, identity: &str) -> Option<EdgeNodeClusterConfig> {
     let node = spec.node(node)?;
     let first = spec.nodes_with(NodeRole::Controlplane).next()?;
     Some(EdgeNodeClusterConfig {
         cluster_name: spec.name.clone(),
-        cluster_id: UuidAndVersion {
-            uuid: uuid_of_identity(identity),
-            version: "1".to_owned(),
-        },
+        cluster_id: UuidAndVersion { uuid: uuid_of_identity(identity), version: "1".to_owned() },
         cluster_interface: spec.network.iface.clone().unwrap_or_default(),
         cluster_ip_prefix: Some(IpPrefix {
             address: node.address.into(),

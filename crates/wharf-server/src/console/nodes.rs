@@ -73,7 +73,8 @@ pub async fn page(
     Path((cluster, name)): Path<(String, String)>,
 ) -> PageResult {
     let body = body(&app, &caller, &session, &cluster, &name).await?;
-    let busy = body.drain.as_ref().is_some_and(|drain| drain.is_running);
+    let operates = body.node.as_ref().is_some_and(|node| node.operation.is_some());
+    let busy = operates || body.drain.as_ref().is_some_and(|drain| drain.is_running);
     let title = format!("{name} in {cluster}");
     Page { title: &title, session: Some((&caller, &session)), busy }.show(StatusCode::OK, &body)
 }
@@ -155,6 +156,8 @@ struct PlanBody<'a> {
     verdict: String,
     tone: &'static str,
     jobs: [(&'static str, &'static str, bool); 4],
+    /// The node's agent can be asked for more.
+    is_linked: bool,
     form_token: &'a str,
 }
 
@@ -175,6 +178,8 @@ pub async fn plan(
     let options = options(wanted.jobs.as_deref().unwrap_or_default(), "")?;
     let plan = drains::plan(&app, &caller, &cluster, &name, &options).await?;
     let chosen = wanted.jobs.as_deref().unwrap_or("block");
+    let (stored, node) = nodes::get(&app, &caller, &cluster, &name).await?;
+    let node = convert::node::node(wharf_api::PREFIX, &stored, &node, Timestamp::now());
     let body = PlanBody {
         cluster: &cluster,
         name: &name,
@@ -192,6 +197,7 @@ pub async fn plan(
             ("delete", "Delete them"),
         ]
         .map(|(value, text)| (value, text, value == chosen)),
+        is_linked: node.agent.is_some_and(|agent| agent.link == "linked"),
         form_token: &session.form_token,
     };
     let title = format!("Drain {name}");
@@ -215,6 +221,12 @@ pub async fn act(
         }
         "cancel" => {
             drains::cancel(&app, &caller, &cluster, &name).await?;
+        }
+        "reboot" => {
+            agents::start(&app, &caller, &cluster, &name, &agents::Wanted::Reboot).await?;
+        }
+        "shutdown" => {
+            agents::start(&app, &caller, &cluster, &name, &agents::Wanted::Shutdown).await?;
         }
         "cancelOperation" => {
             agents::cancel(&app, &caller, &cluster, &name).await?;

@@ -57,6 +57,8 @@ async fn in_a_browser_a_real_cluster_is_made_watched_and_deleted() {
     browser.value(download).await;
     browser.until("window.kubeconfig?.includes('kube-admin')").await;
 
+    reboot(&bed, &mut browser).await;
+
     browser.click("a.danger").await;
     browser.until("document.getElementById('confirm')").await;
     browser.fill("confirm", "demo").await;
@@ -67,4 +69,26 @@ async fn in_a_browser_a_real_cluster_is_made_watched_and_deleted() {
     browser.until_within(DEADLINE, over).await;
     browser.assert_harmless().await;
     assert_as_before(bed.host("node2"), &before);
+}
+
+/// A node is rebooted by its page; the page of the cluster is open again afterwards.
+async fn reboot(bed: &Bed, browser: &mut Browser) {
+    let before = bed.host("node2").boot_id().unwrap();
+    let cluster = format!("{}/console/clusters/demo", bed.world.url());
+    browser.open(&format!("{cluster}/nodes/node2")).await;
+    let linked = "document.getElementById('agent')?.innerText.includes('linked')";
+    browser.until_within(DEADLINE, linked).await;
+    browser.picture("real-node").await;
+    browser.click("#plan").await;
+    browser.until("document.getElementById('reboot')").await;
+    browser.picture("real-plan").await;
+    browser.assert_harmless().await;
+    browser.click("#reboot").await;
+    let under_way = "document.getElementById('operation-title')";
+    browser.until(under_way).await;
+    browser.picture("real-reboot").await;
+    browser.until_within(DEADLINE, &format!("!{under_way}")).await;
+    assert_ne!(bed.host("node2").boot_id().unwrap(), before);
+    browser.open(&cluster).await;
+    browser.until_within(DEADLINE, "document.querySelectorAll('.badge.good').length >= 3").await;
 }

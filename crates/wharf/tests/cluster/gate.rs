@@ -36,13 +36,10 @@ struct Gate<'a> {
 }
 
 impl<'a> Gate<'a> {
-    /// Makes the agent of one node a whole one, with an identity that may only read beside the node's
-    /// own.
+    /// Makes one node ready for the trials; its agent is as the installer left it, but quicker.
     fn prepare(bed: &'a Bed) -> Self {
+        bed.wait_for_links(NAME, NODES.len());
         let gate = Self { bed, host: bed.host(NODE) };
-        gate.write("etc/wharf/kubeconfig/reader.yaml", &gate.reader());
-        let member = json!({ "ClusterName": NAME }).to_string();
-        gate.write("persist/status/zedagent/EdgeNodeClusterConfig/global.json", &member);
         // Every boot leaves its id.
         let unit = "[Service]\nType=oneshot\nExecStart=/bin/sh -c \
                     'cat /proc/sys/kernel/random/boot_id >>/persist/boots'\n\
@@ -57,60 +54,17 @@ impl<'a> Gate<'a> {
     }
 
     fn configure(&self, api_skip_seconds: u64) {
-        let config = format!(
-            "node_name = '{NODE}'\nnetwork_file = '/etc/wharf/agent/network.json'\n\
-             kubeconfig = '/etc/wharf/kubeconfig/reader.yaml'\n\
-             node_kubeconfig = '/etc/wharf/kubeconfig/kubelet.yaml'\n\
-             publish_as = ['zedagent', 'nodeagent', 'baseosmgr']\n\
-             update_command = ['sh', '-c', 'echo run >>/persist/updates; cp \"$1\" {BASE}', 'sh']\n\
+        let installed = fs::read_to_string(self.host.root().join(&CONFIG[1..])).unwrap();
+        let ours = ["update_command", "drain_retry_seconds", "api_skip_seconds"];
+        let kept = installed.lines().filter(|line| !ours.iter().any(|key| line.starts_with(key)));
+        let mut config: String = kept.map(|line| format!("{line}\n")).collect();
+        config.insert_str(0, &format!(
+            "update_command = ['sh', '-c', 'echo run >>/persist/updates; cp \"$1\" {BASE}', 'sh']\n\
              drain_retry_seconds = 3\napi_skip_seconds = {api_skip_seconds}\n"
-        );
+        ));
         self.write(&CONFIG[1..], &config);
         self.host.run(&["systemctl", "restart", "wharf-agent"]).unwrap();
         self.wait_for_status(2);
-    }
-
-    /// A kubeconfig of one who may look at what a drain has to know, and nothing else.
-    fn reader(&self) -> String {
-        let read = |group: &str, resources: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"]});
-        let role = json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-            "metadata": {"name": "gate-reader"},
-            "rules": [
-                read("", &["pods", "nodes"]),
-                read("policy", &["poddisruptionbudgets"]),
-                read("apps", &["daemonsets", "replicasets"]),
-            ],
-        });
-        let account = json!({
-            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "gate-reader"},
-        });
-        let binding = json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
-            "metadata": {"name": "gate-reader"},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "gate-reader",
-            },
-            "subjects": [{"kind": "ServiceAccount", "name": "gate-reader", "namespace": "default"}],
-        });
-        self.bed.apply(NAME, &[role, account, binding]);
-        let token = ["create", "token", "gate-reader", "--duration=4h"];
-        let token = self.bed.kubectl(NAME, &token).unwrap();
-        let kubelet = self.host.root().join("etc/wharf/kubeconfig/kubelet.yaml");
-        let kubelet = fs::read_to_string(kubelet).unwrap();
-        let value = |key: &str| {
-            let line = kubelet.lines().find_map(|line| line.trim().strip_prefix(key));
-            line.unwrap().trim().to_owned()
-        };
-        let (server, authority) = (value("server:"), value("certificate-authority-data:"));
-        format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
-             clusters:\n- name: a\n  cluster: {{server: {server}, \
-             certificate-authority-data: {authority}}}\n\
-             users:\n- name: a\n  user: {{token: {}}}\n\
-             contexts:\n- name: a\n  context: {{cluster: a, user: a}}\n",
-            token.trim()
-        )
     }
 
     fn a_blocked_reboot_waits_and_is_then_done(&self) {
@@ -295,14 +249,16 @@ impl<'a> Gate<'a> {
 
     /// Kills the agent as it publishes one of these statuses, after `begin` has led to it.
     fn kill_at(&self, status: &str, begin: impl FnOnce()) {
+        // Nothing is started in the loop: some statuses last only for a moment.
         let script = format!(
-            "is() {{ grep -q '\"Status\":{status},' /run/zedkube/NodeDrainStatus/global.json; }}; \
-             until [ \"$(systemctl is-active wharf-agent)\" = active ]; do sleep 0.1; done; \
-             for i in $(seq 30000); do is && break; done; is || echo missed; \
+            "until [ \"$(systemctl is-active wharf-agent)\" = active ]; do sleep 0.1; done; \
+             is() {{ read -r line </run/zedkube/NodeDrainStatus/global.json; \
+             [[ $line == *'\"Status\":'{status},* ]]; }}; \
+             until is; do ((SECONDS < 240)) || {{ echo missed; break; }}; done; \
              kill -9 $(systemctl show wharf-agent -p MainPID --value) && echo killed"
         );
         let mut killer = self.host.ssh_command();
-        let killer = killer.args(["sh", "-c", &format!("'{}'", script.replace('\'', "'\\''"))]);
+        let killer = killer.args(["bash", "-c", &format!("'{}'", script.replace('\'', "'\\''"))]);
         let killer = killer.stdout(std::process::Stdio::piped()).spawn().unwrap();
         begin();
         let output = killer.wait_with_output().unwrap();
@@ -320,6 +276,11 @@ impl<'a> Gate<'a> {
     }
 
     fn agent(&self, arguments: &[&str]) {
+        // One that was killed is started again a moment later.
+        self.wait_for("the agent to answer", || {
+            let health = self.host.ssh(&["/opt/wharf/bin/wharf", "agent", "status"]);
+            health.is_ok_and(|health| matches!(health.status.code(), Some(0 | 1)))
+        });
         let command = [&["/opt/wharf/bin/wharf", "agent"], arguments].concat();
         self.host.run(&command).unwrap();
     }
