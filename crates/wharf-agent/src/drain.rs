@@ -23,7 +23,6 @@ mod worker;
 
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
 use tokio::sync::watch;
 use wharf_core::node::gate::{Published, Requests};
 
@@ -70,11 +69,6 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
-}
-
-/// How long it is until a time; a time that has passed is now.
-fn until(time: Timestamp) -> Duration {
-    time.duration_since(Timestamp::now()).max(SignedDuration::ZERO).unsigned_abs()
 }
 
 /// The boot that this is.

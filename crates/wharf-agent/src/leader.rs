@@ -26,10 +26,9 @@ use wharf_core::{
     },
     words::chain,
 };
-use wharf_kube::{Cluster, KubeError};
+use wharf_kube::{Clock, Cluster, KubeError};
 
 use crate::{
-    clock::Clock,
     device,
     files::{Files, Subscription},
     health::Reporter,
@@ -67,16 +66,14 @@ pub async fn run(
         kube,
         reporter,
         podium,
+        judged: ConfigGet::Unset,
         election: Election::default(),
         clock: Clock::start(),
     };
     loop {
         let step = async {
             let wake_at = candidate.look().await;
-            tokio::select! {
-                () = candidate.status.changed() => {}
-                () = sleep_until(wake_at) => {}
-            }
+            candidate.wait(wake_at).await;
         };
         if context.stop.run_until_cancelled(step).await.is_none() {
             candidate.leave().await;
@@ -93,6 +90,8 @@ struct Candidate {
     node: String,
     reporter: Reporter,
     podium: Podium,
+    /// The word on the controller that was last decided on.
+    judged: ConfigGet,
     election: Election,
     clock: Clock,
 }
@@ -117,10 +116,25 @@ impl Candidate {
     }
 
     fn decide(&mut self, lease: Option<Lease>) -> (Option<Action>, Timestamp) {
-        let facts = Facts { node: self.node.clone(), config: self.config(), lease };
+        self.judged = self.config();
+        let facts = Facts { node: self.node.clone(), config: self.judged, lease };
         let decision = decide_leader(&mut self.election, &facts, self.clock.now());
         self.podium.tell(&decision.report);
         (decision.action, decision.wake_at)
+    }
+
+    /// Returns when it is time to look, or when there is another word on the controller.
+    async fn wait(&mut self, wake_at: Instant) {
+        let judged = self.judged;
+        let news = async {
+            while self.config() == judged {
+                self.status.changed().await;
+            }
+        };
+        tokio::select! {
+            () = news => {}
+            () = sleep_until(wake_at) => {}
+        }
     }
 
     /// A status that was never understood is no success.

@@ -9,7 +9,6 @@
 //! `wharf-core`, and sends documents; this crate compares them with the machine and acts.
 
 pub mod apps;
-pub mod clock;
 pub mod config;
 pub mod console;
 mod device;

@@ -38,7 +38,8 @@ pub async fn run(
 ) -> Ended {
     let stop = context.stop.clone();
     let mut elected = leads.clone();
-    let mut speaker = Speaker { context, reporter, kube, leads, faults: BTreeSet::new() };
+    let (faults, reported) = (BTreeSet::new(), Reported::default());
+    let mut speaker = Speaker { context, reporter, kube, leads, faults, reported };
     let followed = async {
         loop {
             // Faults are those of who leads.
@@ -67,6 +68,7 @@ struct Speaker {
     kube: Kube,
     leads: watch::Receiver<bool>,
     faults: BTreeSet<&'static str>,
+    reported: Reported,
 }
 
 impl Speaker {
@@ -74,21 +76,21 @@ impl Speaker {
     async fn follow(&mut self) {
         let cluster = kube::cluster(&mut self.kube.reader).await;
         let mut watch = cluster.watch_cluster(&self.context.config.app_namespace);
-        let mut reported = Reported::default();
         let mut due: Option<Instant> = None;
         let mut not_before = Instant::now();
         loop {
             let at = due.unwrap_or_else(Instant::now);
             tokio::select! {
                 told = watch.next() => {
-                    if self.take(told) {
+                    // What is not known as a whole yet is not told in part.
+                    if self.take(told) && watch.facts().is_some() {
                         due.get_or_insert_with(|| not_before.max(Instant::now() + SETTLE));
                     }
                 }
                 Ok(()) = self.kube.reader.changed() => return,
                 () = sleep_until(at), if due.is_some() => {
                     not_before = Instant::now() + EVERY;
-                    due = match self.publish(&watch, &mut reported) {
+                    due = match self.publish(&watch) {
                         true => None,
                         false => Some(not_before),
                     };
@@ -114,10 +116,10 @@ impl Speaker {
         }
     }
 
-    /// Whether it is as it should be. What is not known as a whole yet is not told in part.
-    fn publish(&mut self, watch: &ClusterWatch, reported: &mut Reported) -> bool {
+    /// Whether what is published is as it should be.
+    fn publish(&mut self, watch: &ClusterWatch) -> bool {
         let Some(facts) = watch.facts() else { return true };
-        let (info, cut) = reported.describe(&facts);
+        let (info, cut) = self.reported.describe(&facts);
         match cut {
             Cut::Nothing => self.reporter.clear(SIZE),
             Cut::To { .. } => self.reporter.fault(SIZE, &cut.to_string()),

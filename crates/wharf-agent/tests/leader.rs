@@ -9,7 +9,7 @@ mod passage;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -97,7 +97,9 @@ impl World {
 
     /// The holder in the lease; empty where there is none.
     fn holder(&self) -> String {
-        holder(&self.server)
+        let path = "-o=jsonpath={.spec.holderIdentity}";
+        let words = ["get", "lease", "-n", NAMESPACE, LEASE, path, "--ignore-not-found"];
+        kubectl(&self.server, &words, &Value::Null)
     }
 
     fn bend(&self, spec: &Value) {
@@ -127,6 +129,13 @@ impl World {
         leader
     }
 
+    /// While the other one cannot know.
+    fn wait_for_leader_of(&self, leader: usize, blind: usize) -> usize {
+        self.wait_until("the other leads", || self.leads(leader) && self.has_stats(leader));
+        assert!(!self.leads(blind) && !self.has_stats(blind));
+        leader
+    }
+
     fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let came = wait_for(what, DEADLINE, || Ok(is_so().then_some(())));
         let infos: Vec<Value> = (0..self.nodes.len()).map(|node| self.info(node)).collect();
@@ -134,13 +143,7 @@ impl World {
     }
 }
 
-fn holder(server: &ApiServer) -> String {
-    let path = "-o=jsonpath={.spec.holderIdentity}";
-    let words = ["get", "lease", "-n", NAMESPACE, LEASE, path, "--ignore-not-found"];
-    kubectl(server, &words, &Value::Null)
-}
-
-/// Looks all the time whether two say at once that they lead.
+/// Looks all the time whether two say at once that they lead, or report at once.
 struct Watcher {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<u64, String>>,
@@ -149,47 +152,19 @@ struct Watcher {
 impl Watcher {
     fn start(world: &World) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let nodes: Vec<_> = world
-            .nodes
-            .iter()
-            .map(|node| (node.agent.path(INFO), node.agent.path(STATS), node.speaks.clone()))
-            .collect();
+        let witness = |node: &Node| Witness {
+            info: node.agent.path(INFO),
+            stats: node.agent.path(STATS),
+            speaks: node.speaks.clone(),
+        };
+        let witnesses: Vec<Witness> = world.nodes.iter().map(witness).collect();
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
             let mut looks = 0;
             while !stopped.load(Ordering::SeqCst) {
-                for (info, stats, speaks) in &nodes {
-                    for (other, other_stats, other_speaks) in &nodes {
-                        let both =
-                            || speaks.load(Ordering::SeqCst) && other_speaks.load(Ordering::SeqCst);
-                        // Who says so before and after the other one did said so at the same time.
-                        if info != other
-                            && both()
-                            && says(info)
-                            && says(other)
-                            && says(info)
-                            && both()
-                        {
-                            return Err(format!(
-                                "two lead: {} and {}",
-                                info.display(),
-                                other.display()
-                            ));
-                        }
-                        let told = |stats: &Path| stats.exists();
-                        if info != other
-                            && both()
-                            && told(stats)
-                            && told(other_stats)
-                            && told(stats)
-                            && both()
-                        {
-                            return Err(format!(
-                                "two report: {} and {}",
-                                info.display(),
-                                other.display()
-                            ));
-                        }
+                for (place, one) in witnesses.iter().enumerate() {
+                    for other in witnesses.iter().skip(place + 1) {
+                        one.contradicts(other)?;
                     }
                 }
                 looks += 1;
@@ -207,9 +182,33 @@ impl Watcher {
     }
 }
 
-fn says(info: &Path) -> bool {
-    let text = fs::read_to_string(info).unwrap_or_default();
-    text.contains("\"IsStatsLeader\":true")
+/// What a node says, in its files.
+struct Witness {
+    info: PathBuf,
+    stats: PathBuf,
+    speaks: Arc<AtomicBool>,
+}
+
+impl Witness {
+    fn leads(&self) -> bool {
+        let text = fs::read_to_string(&self.info).unwrap_or_default();
+        text.contains("\"IsStatsLeader\":true")
+    }
+
+    fn reports(&self) -> bool {
+        self.stats.exists()
+    }
+
+    fn contradicts(&self, other: &Self) -> Result<(), String> {
+        for says in [Self::leads, Self::reports] {
+            let said = |one: &Self| says(one) && one.speaks.load(Ordering::SeqCst);
+            // Who says so before and after the other one did said so at the same time.
+            if said(self) && said(other) && said(self) {
+                return Err(format!("{} and {}", self.info.display(), other.info.display()));
+            }
+        }
+        Ok(())
+    }
 }
 
 #[test]
@@ -307,15 +306,6 @@ fn a_replaced_kubeconfig_loses_the_lease_and_gets_it_back() {
     });
     assert_eq!(world.info(first)["LatestChange"], since);
     watcher.end();
-}
-
-impl World {
-    /// While the other one cannot know.
-    fn wait_for_leader_of(&self, leader: usize, blind: usize) -> usize {
-        self.wait_until("the other leads", || self.leads(leader) && self.has_stats(leader));
-        assert!(!self.leads(blind) && !self.has_stats(blind));
-        leader
-    }
 }
 
 #[test]

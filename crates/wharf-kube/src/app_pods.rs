@@ -186,7 +186,7 @@ impl From<PodObject> for AppPod {
 }
 
 /// A phase that nobody has written yet counts as the first.
-fn phase(phase: &str) -> PodPhase {
+pub(crate) fn phase(phase: &str) -> PodPhase {
     match phase {
         "" | "Pending" => PodPhase::Pending,
         "Running" => PodPhase::Running,

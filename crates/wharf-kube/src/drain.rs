@@ -25,8 +25,8 @@ use futures_util::{
     future::BoxFuture,
     stream::{self, FuturesUnordered},
 };
-use jiff::{SignedDuration, Timestamp};
-use tokio::time::Instant;
+use jiff::Timestamp;
+use tokio::time::{Instant, sleep_until};
 use wharf_core::drain::{
     Action, Answer, Class, Decision, Failure, Plan, PodFacts, PodRef, Policy, RETRY, Report, Stage,
     Try, Verdict, decide_drain, plan_drain,
@@ -34,6 +34,7 @@ use wharf_core::drain::{
 
 use self::sight::Sight;
 use crate::{
+    clock::Clock,
     cluster::Cluster,
     error::{KubeError, Result as KubeResult},
     evict::Eviction,
@@ -85,11 +86,12 @@ pub async fn run(
     policy: &Policy,
     report: impl FnMut(&Report) + Send,
 ) -> Result<Drained, DrainError> {
-    run_as(cluster, cluster, node, policy, report).await
+    run_as(cluster, cluster, node, policy, Clock::start(), report).await
 }
 
 /// The same with two identities: `eyes` may read pods, budgets and what they belong to, `hand` may
-/// change the node and evict its pods. A node's own identity is such a hand.
+/// change the node and evict its pods. A node's own identity is such a hand. The policy's deadline is
+/// a time of `clock`.
 ///
 /// # Errors
 /// As [`run`].
@@ -98,13 +100,15 @@ pub async fn run_as(
     hand: &Cluster,
     node: &str,
     policy: &Policy,
+    clock: Clock,
     report: impl FnMut(&Report) + Send,
 ) -> Result<Drained, DrainError> {
     let mut drain = Drain {
         hand,
         node,
         policy,
-        sight: Sight::new(eyes, node, policy),
+        clock,
+        sight: Sight::new(eyes, node, policy, clock),
         asked: FuturesUnordered::new(),
         cordoned_at: None,
         evicted: 0,
@@ -126,7 +130,8 @@ pub async fn run_as(
 /// # Errors
 /// There is no such Node, or the API server does not answer or refuses.
 pub async fn plan(cluster: &Cluster, node: &str, policy: &Policy) -> KubeResult<Plan> {
-    let mut sight = Sight::new(cluster, node, policy);
+    let clock = Clock::start();
+    let mut sight = Sight::new(cluster, node, policy, clock);
     let end = Instant::now() + cluster.timeout();
     while !sight.is_complete() {
         match tokio::time::timeout_at(end, sight.next()).await {
@@ -138,14 +143,14 @@ pub async fn plan(cluster: &Cluster, node: &str, policy: &Policy) -> KubeResult<
         let (what, message) = (format!("plan a drain of node {node}"), "there is none".to_owned());
         return Err(KubeError::Status { what, code: 404, reason: "NotFound".to_owned(), message });
     }
-    let first = plan_drain(&sight.snapshot, Timestamp::now(), policy);
+    let first = plan_drain(&sight.snapshot, clock.now(), policy);
     let unknown = sight.snapshot.budgets.is_none();
     let asked = first.pods.iter();
     let asked =
         asked.filter(|pod| pod.class == Class::Evict && (unknown || !pod.budgets.is_empty()));
     let questions = asked.filter_map(|planned| {
         let facts = sight.find(&planned.pod)?.clone();
-        Some(Question { facts, kind: Kind::Rehearse, at: Timestamp::now() })
+        Some(Question { facts, kind: Kind::Rehearse, clock, at: clock.now() })
     });
     let questions: Vec<Question> = questions.collect();
     let asked = questions.into_iter().map(|question| question.ask(cluster.clone(), None, false));
@@ -154,7 +159,7 @@ pub async fn plan(cluster: &Cluster, node: &str, policy: &Policy) -> KubeResult<
         let (last_try, _) = question.judge(&sight, answer);
         sight.note(&question.facts.pod, last_try);
     }
-    Ok(plan_drain(&sight.snapshot, Timestamp::now(), policy))
+    Ok(plan_drain(&sight.snapshot, clock.now(), policy))
 }
 
 fn silence(cluster: &Cluster, node: &str) -> KubeError {
@@ -166,6 +171,7 @@ struct Drain<'a> {
     hand: &'a Cluster,
     node: &'a str,
     policy: &'a Policy,
+    clock: Clock,
     sight: Sight<'a>,
     asked: FuturesUnordered<BoxFuture<'static, Answered>>,
     cordoned_at: Option<Instant>,
@@ -181,7 +187,7 @@ impl Drain<'_> {
         let mut last: Option<Report> = None;
         loop {
             self.take_what_is_there().await?;
-            let mut wake_at = Timestamp::now().saturating_add(RETRY).unwrap_or(Timestamp::MAX);
+            let mut wake_at = self.clock.now().saturating_add(RETRY).unwrap_or(Timestamp::MAX);
             if self.sight.is_complete() {
                 let mut decision = self.decide();
                 if decision.verdict == Verdict::Done && self.sight.snapshot.node.is_some() {
@@ -198,7 +204,7 @@ impl Drain<'_> {
                     Verdict::Done => return self.hear_the_last_answers().await.map(|()| None),
                     Verdict::Failed(failure) => return Ok(Some((failure, acted.err()))),
                 }
-            } else if Timestamp::now() >= self.policy.deadline {
+            } else if self.clock.now() >= self.policy.deadline {
                 let failure = self.sight.failure.take();
                 return Err(failure.unwrap_or_else(|| silence(self.hand, self.node)));
             }
@@ -206,7 +212,7 @@ impl Drain<'_> {
                 biased;
                 Some(answer) = self.asked.next() => self.note(answer)?,
                 told = self.sight.next() => self.sight.take(told).await?,
-                () = sleep_until(wake_at) => {}
+                () = sleep_until(self.clock.moment(wake_at)) => {}
             }
         }
     }
@@ -232,7 +238,7 @@ impl Drain<'_> {
     }
 
     fn decide(&mut self) -> Decision {
-        let now = Timestamp::now();
+        let now = self.clock.now();
         let decision = decide_drain(&self.sight.snapshot, now, self.policy);
         let emptying = matches!(decision.report.stage, Stage::Evicting | Stage::Detaching);
         let is_empty = emptying && decision.report.left == 0;
@@ -245,7 +251,7 @@ impl Drain<'_> {
     async fn decide_afresh(&mut self) -> KubeResult<Decision> {
         let refreshed = self.sight.refresh_pods().await;
         let decision = self.decide();
-        let now = Timestamp::now();
+        let now = self.clock.now();
         match refreshed {
             Ok(()) => Ok(decision),
             Err(error) if error.is_transient() && now < self.policy.deadline => {
@@ -273,7 +279,7 @@ impl Drain<'_> {
         let Some(facts) = self.sight.ask(pod) else { return };
         // An eviction by a wrong UID is refused, but first it is counted against the budget.
         let reread = !self.sight.snapshot.budgets_of(&facts).is_empty();
-        let question = Question { facts, kind, at: Timestamp::now() };
+        let question = Question { facts, kind, clock: self.clock, at: self.clock.now() };
         let answer = question.ask(self.hand.clone(), self.policy.grace_seconds, reread);
         self.asked.push(answer.boxed());
     }
@@ -325,6 +331,7 @@ impl Drain<'_> {
 struct Question {
     facts: PodFacts,
     kind: Kind,
+    clock: Clock,
     at: Timestamp,
 }
 
@@ -339,7 +346,7 @@ impl Question {
     async fn ask(mut self, cluster: Cluster, grace_seconds: Option<u32>, reread: bool) -> Answered {
         // It is never closed.
         let _turn = cluster.evictions.acquire().await;
-        self.at = Timestamp::now();
+        self.at = self.clock.now();
         let answer = match self.kind {
             Kind::Rehearse => cluster.rehearse_eviction(&self.facts.pod).await,
             Kind::Delete => cluster.delete_pod(&self.facts.pod, grace_seconds).await,
@@ -367,7 +374,7 @@ impl Question {
             Ok(Eviction::Refused { message }) => Answer::Refused { budgets: budgets(), message },
             Ok(Eviction::Later { message, after }) => {
                 let after = after.unwrap_or(LATER);
-                not_before = Timestamp::now().checked_add(after).ok();
+                not_before = self.clock.now().checked_add(after).ok();
                 Answer::Later { message }
             }
             // Two budgets on one pod are answered as a fault of the server; it is a refusal.
@@ -379,9 +386,4 @@ impl Question {
         let last_try = Try::after(self.facts.last_try.as_ref(), self.at, answer);
         (Try { not_before, ..last_try }, granted)
     }
-}
-
-async fn sleep_until(time: Timestamp) {
-    let pause = time.duration_since(Timestamp::now()).max(SignedDuration::ZERO);
-    tokio::time::sleep(pause.unsigned_abs()).await;
 }

@@ -16,10 +16,10 @@ use wharf_core::node::{
     apps::{App, AppStatus, Seen, decide_app},
     names::app_name,
 };
+use wharf_kube::Clock;
 
 use super::{Hosted, pods::Sight};
 use crate::{
-    clock::Clock,
     config::{Config, Role},
     device,
     files::{Files, FilesError, Subscription},

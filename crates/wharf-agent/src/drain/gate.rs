@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -15,13 +14,13 @@ use wharf_core::{
     },
     words::chain,
 };
+use wharf_kube::Clock;
 
 use super::{
     LOOK, STORE_AGAIN, Said, Word, boot_id, changed,
     inputs::{self, Inputs, wait_for_node_name},
     publish::{Publisher, reason},
     sight::Sight,
-    until,
     worker::{Progress, Worker},
 };
 use crate::{
@@ -61,6 +60,7 @@ pub async fn run(context: Context, reporter: Reporter, kube: Kube, word: Word) -
 struct Gate {
     boot_id: String,
     policy: Policy,
+    clock: Clock,
     inputs: Inputs,
     sight: Sight,
     worker: Worker,
@@ -106,6 +106,7 @@ impl Gate {
                 &config.run_dir,
             ),
             policy: policy(config),
+            clock: Clock::start(),
             reporter,
             store,
             boot_id,
@@ -124,7 +125,7 @@ impl Gate {
                 return Instant::now() + STORE_AGAIN;
             }
             let facts = self.facts(said);
-            let decision = decide_gate(&self.record, &facts, Timestamp::now(), &self.policy);
+            let decision = decide_gate(&self.record, &facts, self.clock.now(), &self.policy);
             if let Some(record) = &decision.record
                 && !self.save(record.clone()).await
             {
@@ -135,8 +136,9 @@ impl Gate {
             decision.effects.iter().for_each(|effect| self.begin(effect));
             if !moved {
                 self.reporter.ok();
-                let wake = wake_at.map_or(WRITE_AGAIN, until);
-                return Instant::now() + if told { wake } else { wake.min(STORE_AGAIN) };
+                let now = Instant::now();
+                let wake = wake_at.map_or(now + WRITE_AGAIN, |at| self.clock.moment(at));
+                return if told { wake } else { wake.min(now + STORE_AGAIN) };
             }
         }
         Instant::now() + LOOK
@@ -186,7 +188,7 @@ impl Gate {
     async fn take_outcome(&mut self, said: &inputs::Said) -> bool {
         let Some(outcome) = self.outcome.clone() else { return true };
         let mut next = self.record.clone();
-        let now = Timestamp::now();
+        let now = self.clock.now();
         if apply(&mut next, outcome, &said.requests, now, &self.policy) {
             if !self.save(next).await {
                 return false;
@@ -230,7 +232,7 @@ impl Gate {
     fn begin(&mut self, effect: &Effect) {
         match effect {
             Effect::Cordon => self.worker.cordon(self.sight.eye()),
-            Effect::Drain { deadline } => self.worker.drain(*deadline),
+            Effect::Drain { deadline } => self.worker.drain(*deadline, self.clock),
             Effect::StopDrain => self.worker.stop(),
             Effect::Uncordon => self.worker.uncordon(self.sight.eye()),
             Effect::RemoveForceFile => {

@@ -4,7 +4,6 @@ mod published;
 
 use std::{sync::Arc, time::Duration};
 
-use jiff::Timestamp;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -23,13 +22,13 @@ use wharf_core::{
     },
     words::chain,
 };
+use wharf_kube::Clock;
 
 use self::published::Publisher;
 use super::{
     STORE_AGAIN, Said, boot_id, changed,
     command::{self, Orders},
     image::Images,
-    until,
     wishes::{self, Wishes},
 };
 use crate::{
@@ -41,7 +40,7 @@ use crate::{
 
 /// A job goes through fewer states than this; who changes without end is made to pause.
 const MOST_STEPS: usize = 20;
-/// What others removed is written again after this time, and a clock that jumped is noticed.
+/// What others removed is written again after this time.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 const STORE: &str = "the journal of operations";
 
@@ -88,6 +87,7 @@ pub async fn run(
 struct Operations {
     config: Arc<Config>,
     boot_id: String,
+    clock: Clock,
     orders: Orders,
     wishes: Wishes,
     images: Images,
@@ -114,6 +114,7 @@ impl Operations {
         let journal = store.load().map_err(OperationsError::Journal)?.unwrap_or_default();
         Ok(Self {
             boot_id: boot_id().map_err(OperationsError::Boot)?,
+            clock: Clock::start(),
             orders,
             wishes: Wishes::open(context),
             images: Images::new(folder.join("images")),
@@ -138,7 +139,7 @@ impl Operations {
             }
             self.want_image(&wishes);
             let facts = self.facts(&wishes, said);
-            let decision = decide_jobs(&self.journal, &facts, Timestamp::now());
+            let decision = decide_jobs(&self.journal, &facts, self.clock.now());
             if let Some(journal) = &decision.journal {
                 let before = self.journal.clone();
                 if !self.save(journal.clone()).await {
@@ -153,8 +154,9 @@ impl Operations {
             if !moved {
                 self.wishes.remove_what_is_over(&self.journal);
                 self.reporter.ok();
-                let wake = wake_at.map_or(LOOK_AGAIN, until).min(LOOK_AGAIN);
-                return Instant::now() + if told { wake } else { wake.min(STORE_AGAIN) };
+                let now = Instant::now();
+                let wake = wake_at.map_or(now + LOOK_AGAIN, |at| self.clock.moment(at));
+                return wake.min(now + if told { LOOK_AGAIN } else { STORE_AGAIN });
             }
         }
         Instant::now() + STORE_AGAIN
@@ -245,7 +247,7 @@ impl Operations {
     async fn take_outcome(&mut self) -> bool {
         let Some(outcome) = self.outcome.clone() else { return true };
         let mut next = self.journal.clone();
-        if apply(&mut next, outcome, Timestamp::now()) {
+        if apply(&mut next, outcome, self.clock.now()) {
             log_ends(&self.journal, &next);
             if !self.save(next).await {
                 return false;

@@ -10,7 +10,7 @@ use wharf_core::{
     words::chain,
 };
 use wharf_kube::{
-    Cordoned,
+    Clock, Cordoned,
     drain::{DrainError, run_as},
 };
 
@@ -73,9 +73,10 @@ impl Worker {
         self.begin(gate::Worker::Cordoning, task);
     }
 
-    pub fn drain(&mut self, deadline: Timestamp) {
+    /// `deadline` is a time of the clock.
+    pub fn drain(&mut self, deadline: Timestamp, clock: Clock) {
         let (kube, node, progress) = (self.kube.clone(), self.node.clone(), self.progress.clone());
-        let task = tokio::spawn(drain(kube, node, deadline, progress));
+        let task = tokio::spawn(drain(kube, node, (deadline, clock), progress));
         self.begin(gate::Worker::Draining, task);
     }
 
@@ -116,7 +117,7 @@ async fn cordon(kube: Kube, node: String, mut eye: Eye) -> Option<Outcome> {
 async fn drain(
     kube: Kube,
     node: String,
-    deadline: Timestamp,
+    (deadline, clock): (Timestamp, Clock),
     progress: watch::Sender<Progress>,
 ) -> Option<Outcome> {
     info!(node, %deadline, "nodedrain-step: cordonAndDrainNode drains");
@@ -133,7 +134,7 @@ async fn drain(
             news
         });
     };
-    Some(match run_as(&eyes, &hand, &node, &policy, report).await {
+    Some(match run_as(&eyes, &hand, &node, &policy, clock, report).await {
         Ok(drained) => {
             info!(node, evicted = drained.evicted, "nodedrain-step: cordonAndDrainNode is done");
             Outcome::Drained

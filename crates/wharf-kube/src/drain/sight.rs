@@ -20,6 +20,7 @@ use super::{
     objects::{AttachmentSeen, BudgetSeen, MIRROR, NodeSeen, PodSeen},
 };
 use crate::{
+    clock::Clock,
     cluster::Cluster,
     error::{KubeError, Result},
     watch::{Change, Follow},
@@ -48,6 +49,7 @@ pub(super) struct Sight<'a> {
     cluster: Cluster,
     node: &'a str,
     policy: &'a Policy,
+    clock: Clock,
     nodes: Follow<NodeSeen>,
     pods: Follow<PodSeen>,
     budgets: Option<Follow<BudgetSeen>>,
@@ -78,12 +80,13 @@ struct Known {
 }
 
 impl<'a> Sight<'a> {
-    pub fn new(cluster: &Cluster, node: &'a str, policy: &'a Policy) -> Self {
+    pub fn new(cluster: &Cluster, node: &'a str, policy: &'a Policy, clock: Clock) -> Self {
         let this = Some(format!("metadata.name={node}"));
         Self {
             cluster: cluster.clone(),
             node,
             policy,
+            clock,
             nodes: Follow::new(cluster.clone(), "/api/v1/nodes", this, WATCH),
             pods: follow_pods(cluster, node),
             budgets: Some(Follow::new(cluster.clone(), BUDGETS, None, WATCH)),
@@ -212,7 +215,7 @@ impl<'a> Sight<'a> {
             node.unschedulable && mark.is_some_and(|mark| mark.owner == self.policy.owner)
         });
         if ours.is_some() {
-            self.snapshot.cordoned_since.get_or_insert_with(Timestamp::now);
+            self.snapshot.cordoned_since.get_or_insert_with(|| self.clock.now());
         }
         self.in_use = node.map(NodeSeen::volumes_in_use).unwrap_or_default();
         self.find_attached();
@@ -404,7 +407,7 @@ impl<'a> Sight<'a> {
     }
 
     fn take_budgets(&mut self, change: Result<Change<BudgetSeen>>) -> Result<()> {
-        let now = Timestamp::now();
+        let now = self.clock.now();
         match change {
             // They may not be read: the API server judges alone.
             Err(error) if matches!(error.code(), Some(403 | 404)) => {

@@ -10,7 +10,6 @@ use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::IgnoredAny};
 use serde_json::Value;
 use wharf_core::{
     node::{
-        apps::PodPhase,
         serve::Roles,
         stats::{
             AppPod, Machine, Node, Pod, Ready, is_app_pod, machine_number,
@@ -24,7 +23,7 @@ use wharf_core::{
 };
 
 use super::Seen;
-use crate::{quantity::parse_whole, watch::Followed};
+use crate::{app_pods::phase, quantity::parse_whole, watch::Followed};
 
 const NODE_ID: &str = "node-uuid";
 
@@ -203,16 +202,6 @@ impl Seen for PodSeen {
             node: spec.node_name,
         });
         (name, Pod { phase: phase(&status.phase), app: app.map(Box::new) })
-    }
-}
-
-fn phase(phase: &str) -> PodPhase {
-    match phase {
-        "Pending" => PodPhase::Pending,
-        "Running" => PodPhase::Running,
-        "Succeeded" => PodPhase::Succeeded,
-        "Failed" => PodPhase::Failed,
-        _ => PodPhase::Unknown,
     }
 }
 
@@ -429,6 +418,7 @@ impl Seen for DisksSeen {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use wharf_core::node::apps::PodPhase;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use wharf_core::{
     selector::{Labels, Selector},
 };
 use wharf_kube::{
-    Cluster,
+    Clock, Cluster,
     drain::{self, DrainError, Drained},
 };
 
@@ -208,7 +208,8 @@ async fn a_drain_that_the_cluster_refuses_keeps_its_cordon_where_the_policy_says
     for (keep_cordon, stays) in [(true, true), (false, false)] {
         hand.cordon(node, drains::OWNER).await.unwrap();
         let policy = Policy { keep_cordon, ..policy(DEADLINE) };
-        let error = drain::run_as(&eyes, &hand, node, &policy, |_| {}).await.unwrap_err();
+        let drained = drain::run_as(&eyes, &hand, node, &policy, Clock::start(), |_| {}).await;
+        let error = drained.unwrap_err();
         assert!(matches!(error, DrainError::Kube { uncordon: None, .. }), "{error}");
         assert_eq!(world.is_unschedulable(node), stays, "keep_cordon = {keep_cordon}");
         assert_eq!(has_our_mark(&world, node), stays);

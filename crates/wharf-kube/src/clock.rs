@@ -1,4 +1,4 @@
-//! A clock that nobody can set.
+//! A clock that nobody can set, for whoever waits and hands out deadlines.
 
 use jiff::Timestamp;
 use tokio::time::Instant;
