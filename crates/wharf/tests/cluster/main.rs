@@ -19,7 +19,10 @@ mod upkeep;
 #[allow(dead_code)]
 mod world;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use wharf_testbed::wait_for;
@@ -80,6 +83,14 @@ fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
     }
 
     bed.wait_for_links("life", 5);
+
+    // Each kubelet was started for the same cluster, which has an id.
+    let mark = ["cat", "/persist/kube-status/joined-cluster"];
+    let joined: BTreeSet<String> =
+        hosts[..5].iter().map(|host| bed.host(host).run(&mark).unwrap()).collect();
+    assert_eq!(joined.len(), 1, "{joined:?}");
+    let id: String = joined.into_iter().collect();
+    assert!(id.trim().len() == 36 && !id.starts_with("00000000-"), "{id}");
 
     // The same wish again: nothing is written, no process is another one.
     let state = |host: &&str| (pids(&bed, host), stamps(bed.host(host)));
