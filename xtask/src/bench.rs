@@ -4,13 +4,13 @@ use std::{ffi::OsString, process::Command};
 
 use anyhow::{Result, bail};
 
-use crate::{assets, needs, target_dir, workspace};
+use crate::{assets, needs, release, target_dir};
 
 /// Measure Wharf beside the real systems that do the same work (`-- --help` lists the options)
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
     /// Which benchmark
-    #[arg(value_parser = ["store", "install", "fleet", "drain", "repair"])]
+    #[arg(value_parser = ["store", "install", "fleet", "drain", "repair", "agent"])]
     name: String,
     /// Passed on to the benchmark: --json, --seconds N, --only PART, --strict
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -24,34 +24,21 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if peers.iter().any(|name| wharf_bundle::cache::find(name).is_none()) {
         assets::run(&assets::AssetsArgs::default())?;
     }
-    build()?;
-    let target = target_dir();
+    let built = release::build(&["wharf", "wharf-bench"])?;
     // Not the system's directory for temporary files, which may lie in memory.
     let temporary = wharf_testbed::cache_dir()?.join("bench");
     std::fs::create_dir_all(&temporary)?;
-    let status = Command::new(target.join("release/wharf-bench"))
+    let status = Command::new(built.join("wharf-bench"))
         .env("TMPDIR", &temporary)
         .arg(&args.name)
         .arg("--wharf")
-        .arg(target.join("release/wharf"))
+        .arg(built.join("wharf"))
         .arg("--out")
-        .arg(target.join("bench"))
+        .arg(target_dir().join("bench"))
         .args(&args.options)
         .status()?;
     if !status.success() {
         bail!("the benchmark {} failed", args.name);
-    }
-    Ok(())
-}
-
-fn build() -> Result<()> {
-    eprintln!("building wharf and the benchmark, optimised (a few minutes the first time)");
-    let status = Command::new(env!("CARGO"))
-        .current_dir(workspace())
-        .args(["build", "--locked", "--release", "--package", "wharf", "--package", "wharf-bench"])
-        .status()?;
-    if !status.success() {
-        bail!("the benchmark could not be built");
     }
     Ok(())
 }

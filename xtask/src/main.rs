@@ -5,6 +5,7 @@ mod bench;
 mod demo;
 mod hosts;
 mod needs;
+mod release;
 mod tidy;
 mod verify;
 
@@ -26,6 +27,7 @@ enum Command {
     #[command(subcommand)]
     Hosts(hosts::Hosts),
     Bench(bench::BenchArgs),
+    Release(release::ReleaseArgs),
     /// Look for what a reviewer would say again and again
     Tidy,
     /// Rewrite the files in docs/ that are made from the code
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Assets(args) => assets::run(&args),
         Command::Hosts(hosts) => hosts::run(&hosts),
         Command::Bench(args) => bench::run(&args),
+        Command::Release(args) => release::run(&args),
         Command::Tidy => tidy::run(),
         Command::Update => verify::update(),
     };

@@ -16,6 +16,26 @@ pub fn ensure_build() -> Result<()> {
     )
 }
 
+/// What a static program is built with: Rust's library for the target, and a C compiler.
+pub fn ensure_static(target: &str) -> Result<()> {
+    debian::ensure("a static program", &[("musl-gcc", "musl-tools")])?;
+    let output =
+        Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output();
+    let there = output.is_ok_and(|output| {
+        let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        output.status.success() && PathBuf::from(path).exists()
+    });
+    if there {
+        return Ok(());
+    }
+    eprintln!("installing Rust's library for {target}");
+    let added = Command::new("rustup").args(["target", "add", target]).status();
+    if !added.is_ok_and(|status| status.success()) {
+        bail!("a static program needs Rust's library for {target}: `rustup target add {target}`");
+    }
+    Ok(())
+}
+
 /// What the benchmarks use to see the disk synced, to see that refused which is not, and to check
 /// certificates.
 pub fn ensure_bench() -> Result<()> {

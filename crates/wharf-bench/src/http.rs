@@ -3,10 +3,19 @@
 //! A full client library would spend more time than the servers that are measured, and on the
 //! same cores.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
-use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+use rustls::{
+    ClientConfig, ConfigBuilder,
+    client::WantsClientCert,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
@@ -33,6 +42,19 @@ pub struct Answer {
 
 /// The authority that a server's certificate must come from.
 pub fn trust(authority: &Path) -> Result<TlsConnector> {
+    let config = trusting(authority)?.with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// The same for a client that shows a certificate; it and its key are in one file.
+pub fn trust_with(authority: &Path, identity: &Path) -> Result<TlsConnector> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(identity)?.collect();
+    let key = PrivateKeyDer::from_pem_file(identity)?;
+    let config = trusting(authority)?.with_client_auth_cert(chain?, key)?;
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+fn trusting(authority: &Path) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>> {
     let mut roots = rustls::RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(authority)
         .with_context(|| format!("cannot read {}", authority.display()))?
@@ -41,11 +63,9 @@ pub fn trust(authority: &Path) -> Result<TlsConnector> {
         roots.add(certificate?).ok();
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
+    Ok(ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(TlsConnector::from(Arc::new(config)))
+        .with_root_certificates(roots))
 }
 
 /// A whole request for [`Connection::send`].
@@ -61,13 +81,21 @@ pub fn request(method: &str, path: &str, token: Option<&str>, body: &str) -> Vec
 
 impl Connection {
     pub async fn open(port: u16, tls: Option<&TlsConnector>) -> Result<Connection> {
-        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        Self::open_at(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), tls).await
+    }
+
+    pub async fn open_at(address: SocketAddr, tls: Option<&TlsConnector>) -> Result<Connection> {
+        let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        let stream: Box<dyn Stream> = match tls {
-            None => Box::new(stream),
-            Some(tls) => Box::new(tls.connect(ServerName::try_from("127.0.0.1")?, stream).await?),
-        };
-        Ok(Connection { stream, received: Vec::with_capacity(4096) })
+        Ok(match tls {
+            None => Self::over(stream),
+            Some(tls) => Self::over(tls.connect(ServerName::from(address.ip()), stream).await?),
+        })
+    }
+
+    /// On a stream that is open.
+    pub fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Connection {
+        Connection { stream: Box::new(stream), received: Vec::with_capacity(4096) }
     }
 
     pub async fn send(&mut self, request: &[u8]) -> Result<Answer> {

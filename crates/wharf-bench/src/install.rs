@@ -1,12 +1,12 @@
 //! The benchmark of installing clusters.
 
 mod certificates;
-mod cluster;
+pub mod cluster;
 mod growth;
 mod kubeadm;
 pub mod machines;
 mod steps;
-mod wharf;
+pub mod wharf;
 
 use anyhow::Result;
 use clap::ValueEnum;

@@ -2,14 +2,15 @@
 //!
 //! `cargo xtask bench NAME` builds everything and calls this program. [`store`] is the benchmark
 //! of durable writes, [`install`] that of installing clusters, [`drain`] that of drains, [`fleet`]
-//! that of many clusters, [`repair`] that of a long repair queue; [`drive`] makes the load, [`report`]
-//! and [`plot`] show what came of it.
+//! that of many clusters, [`repair`] that of a long repair queue, [`agent`] that of the node agent; [`drive`]
+//! makes the load, [`report`] and [`plot`] show what came of it.
 //!
 //! **Invariant:** a figure is only reported after what was acknowledged has been found again by a
 //! new process, and after the disk has been shown to be synced ([`guard`]).
 //!
 //! **Invariant:** all traffic stays on loopback, and is bounded in count and time.
 
+mod agent;
 mod drain;
 mod drive;
 mod fleet;
@@ -40,6 +41,8 @@ enum Command {
     Fleet(fleet::FleetArgs),
     /// A repair queue of ten thousand machines
     Repair(repair::RepairArgs),
+    /// The node agent: beside kubelet and node_exporter on a full node
+    Agent(agent::AgentArgs),
     /// The part of a measurement that runs in a process of its own
     #[command(subcommand, hide = true)]
     Worker(worker::Worker),
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Drain(args) => drain::run(&args),
         Command::Fleet(args) => fleet::run(&args),
         Command::Repair(args) => repair::run(&args),
+        Command::Agent(args) => agent::run(&args),
         Command::Worker(worker) => worker::run(&worker),
     };
     match result {

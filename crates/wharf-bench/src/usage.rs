@@ -54,7 +54,7 @@ impl std::ops::Add for Usage {
 }
 
 /// User and system time, the 14th and 15th field; the command before them may hold any character.
-fn cpu_ticks(stat: &str) -> Option<u64> {
+pub fn cpu_ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(11);
     let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);

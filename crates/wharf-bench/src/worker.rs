@@ -19,7 +19,7 @@ pub use reads::Read;
 pub use watch::Watched;
 pub use writes::{Keys, ROUNDS, Synced, VALUE_BYTES, Written};
 
-use crate::{drain, drive};
+use crate::{agent, drain, drive};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Worker {
@@ -40,6 +40,10 @@ pub enum Worker {
     Certificates(certificates::Certificates),
     /// Drains of nodes, all at once
     Drain(drain::Drain),
+    /// API calls on a node, directly and through its balancer
+    AgentCalls(agent::Calls),
+    /// Many connections through a node's balancer
+    AgentHold(agent::Hold),
 }
 
 #[derive(Debug, clap::Args)]
@@ -67,12 +71,17 @@ pub fn run(worker: &Worker) -> Result<()> {
     match worker {
         Worker::Certificates(args) => return certificates::run(args),
         Worker::Drain(args) => return drain::work(args),
+        Worker::AgentCalls(args) => return agent::work_calls(args),
+        Worker::AgentHold(args) => return agent::work_hold(args),
         Worker::Writes(_) | Worker::Synced { .. } | Worker::Reads(_) | Worker::Watch(_) => {}
     }
     let runtime = drive::runtime()?;
     match worker {
         // Done above: they need no store.
-        Worker::Certificates(_) | Worker::Drain(_) => {}
+        Worker::Certificates(_)
+        | Worker::Drain(_)
+        | Worker::AgentCalls(_)
+        | Worker::AgentHold(_) => {}
         Worker::Writes(load) => print(&runtime.block_on(writes::run(load))?)?,
         Worker::Synced { dir, commits } => {
             print(&runtime.block_on(writes::synced(dir, *commits))?)?;

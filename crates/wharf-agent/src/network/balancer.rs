@@ -14,9 +14,11 @@ use std::{
     time::Duration,
 };
 
-use rustix::net::sockopt;
+use rustix::{
+    net::sockopt,
+    process::{Resource, getrlimit},
+};
 use tokio::{
-    io::copy_bidirectional,
     net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
     task::{AbortHandle, JoinSet},
@@ -27,13 +29,15 @@ use tracing::{error, info, warn};
 use wharf_core::install::network::NetworkFile;
 
 mod check;
+mod pass;
 mod servers;
 
 use servers::{Candidate, Servers};
 
-/// A node's own clients hold a dozen connections. Each takes two open files, and this stays below
-/// the usual limit of 1,024.
-const MOST_CONNECTIONS: usize = 400;
+/// A node's own clients hold a dozen connections; pods that ask the API through the node hold more.
+const MOST_CONNECTIONS: usize = 16_384;
+/// Each connection takes two open files; these are left for everything else that the agent does.
+const OTHER_FILES: usize = 224;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// A peer whose machine is gone is found out within about half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
@@ -159,7 +163,7 @@ impl Listener {
 }
 
 async fn accept(listener: TcpListener, servers: Arc<Servers>, stop: CancellationToken) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let places = Arc::new(Semaphore::new(most_connections(getrlimit(Resource::Nofile).current)));
     loop {
         // Who comes when all places are taken waits in the kernel's queue.
         let Ok(place) = places.clone().acquire_owned().await else { return };
@@ -182,6 +186,12 @@ async fn accept(listener: TcpListener, servers: Arc<Servers>, stop: Cancellation
     }
 }
 
+/// As many as the process may have open files for, and never none.
+fn most_connections(open_files: Option<u64>) -> usize {
+    let files = open_files.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);
+    (files.saturating_sub(OTHER_FILES) / 2).clamp(1, MOST_CONNECTIONS)
+}
+
 /// Passes bytes between a client and the first server that takes the connection.
 async fn serve(mut client: TcpStream, servers: &Servers) {
     for Candidate { address, closed } in servers.candidates() {
@@ -195,7 +205,7 @@ async fn serve(mut client: TcpStream, servers: &Servers) {
         tokio::select! {
             () = closed.cancelled() => {}
             // However it ends, both sides have learned it from each other.
-            _ = copy_bidirectional(&mut client, &mut server) => {}
+            _ = pass::between(&mut client, &mut server) => {}
         }
         return;
     }
@@ -212,4 +222,17 @@ fn watch_over(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
     sockopt::set_tcp_user_timeout(socket, UNACKNOWLEDGED_MILLISECONDS)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_open_files_for_everything_else() {
+        assert_eq!(most_connections(Some(1024)), 400);
+        assert_eq!(most_connections(Some(65_536)), MOST_CONNECTIONS);
+        assert_eq!(most_connections(None), MOST_CONNECTIONS, "no limit");
+        assert_eq!(most_connections(Some(0)), 1);
+    }
 }

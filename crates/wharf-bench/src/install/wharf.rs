@@ -12,7 +12,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use wharf_testbed::{TestBed, process::Process};
+use wharf_testbed::{
+    TestBed,
+    process::{Process, free_port},
+};
 
 use super::{
     cluster::Shape,
@@ -39,7 +42,7 @@ pub struct Installed {
 pub fn install(wharf: &Path, shape: Shape) -> Result<Installed> {
     let bed = machines::start("install", shape.machines(), &[])?;
     machines::preload(wharf, bed.hosts())?;
-    let server = Server::start(wharf)?;
+    let server = Server::start(wharf, &bed)?;
     let host = bed.hosts().last().context("there are no machines")?;
     run_script(host, "sh", &format!("ip route replace {DNS_ADDRESS} dev host0"), &[])?;
     let begin = (Instant::now(), Timestamp::now());
@@ -87,12 +90,17 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start(wharf: &Path) -> Result<Server> {
+    /// Agents of the bed's machines find it too.
+    pub fn start(wharf: &Path, bed: &TestBed) -> Result<Server> {
         let home = temp_dir()?;
         let path = |name: &str| home.path().join(name);
         std::fs::write(path("password"), "correct horse battery")?;
         let bundles = wharf_testbed::cache_dir()?.join("bundles").display().to_string();
-        std::fs::write(path("server.toml"), format!("bundles_dir = {bundles:?}\n"))?;
+        let agents = format!("{}:{}", bed.gateway(), free_port()?);
+        let config = format!(
+            "bundles_dir = {bundles:?}\n[agents]\nlisten = {agents:?}\naddresses = [{agents:?}]\n"
+        );
+        std::fs::write(path("server.toml"), config)?;
         let mut command = Command::new(wharf);
         command.args(["server", "--listen", "127.0.0.1:0", "--data-dir"]).arg(path("data"));
         command.arg("--admin-password-file").arg(path("password"));

@@ -1,0 +1,130 @@
+//! A cluster of three machines, so that agents do all that they do, and looks at one of its nodes.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use wharf_testbed::{Host, TestBed, wait_for};
+
+use crate::{
+    install::{
+        cluster::Shape,
+        machines::{self, Kubectl, run_script},
+        wharf::Server,
+    },
+    usage::cpu_ticks,
+};
+
+/// One node fewer, and there would be nothing to drain for: agents of such a cluster do less.
+const SHAPE: Shape = Shape { controlplanes: 1, workers: 2 };
+/// After an install, and after everything else that is done to it here.
+const WELL: Duration = Duration::from_secs(120);
+const AGENT: &str = "wharf-agent";
+
+pub struct World {
+    bed: TestBed,
+    _server: Server,
+    pub kubectl: Kubectl,
+}
+
+impl World {
+    pub fn start(wharf: &Path) -> Result<World> {
+        let bed = machines::start("agent", SHAPE.machines(), &[])?;
+        machines::preload(wharf, bed.hosts())?;
+        let server = Server::start(wharf, &bed)?;
+        eprintln!("agent: installing {} machines", SHAPE.machines());
+        server.create(&bed, SHAPE)?;
+        let kubectl = Kubectl::new(server.kubeconfig()?)?;
+        let world = World { bed, _server: server, kubectl };
+        world.wait_until_well()?;
+        Ok(world)
+    }
+
+    /// The one whose agent is looked at: a worker.
+    pub fn node(&self) -> Result<&Host> {
+        self.bed.hosts().last().context("there are no machines")
+    }
+
+    pub fn controlplane(&self) -> Result<&Host> {
+        self.bed.hosts().first().context("there are no machines")
+    }
+
+    /// Every task of the agent works, and it speaks with the server.
+    pub fn wait_until_well(&self) -> Result<()> {
+        let node = self.node()?;
+        let mut told = String::new();
+        let well = wait_for("the agent to be well", WELL, || {
+            let status = node.ssh(&["/opt/wharf/bin/wharf", "agent", "status"])?;
+            told = String::from_utf8_lossy(&status.stdout).into_owned();
+            let linked = told.lines().any(|line| line.starts_with("link ") && line.contains(" ok"));
+            Ok((status.status.success() && linked).then_some(()))
+        });
+        well.with_context(|| format!("it says:\n{told}"))
+    }
+
+    pub fn agent(&self) -> Result<u32> {
+        main_process(self.node()?, AGENT)
+    }
+
+    pub fn end(self) -> Result<()> {
+        drop(self._server);
+        self.bed.down()
+    }
+}
+
+/// The process of a unit, by its number on its machine.
+pub fn main_process(host: &Host, unit: &str) -> Result<u32> {
+    let text = host.run(&["systemctl", "show", "--property=MainPID", "--value", unit])?;
+    let number = text.trim().parse().with_context(|| format!("{unit}: {text:?}"))?;
+    ensure!(number != 0, "{unit} does not run");
+    Ok(number)
+}
+
+/// What a process on a machine holds and has used.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    pub resident: f64,
+    /// Of these, what only it has: the rest are pages of its program, which the kernel may drop.
+    pub anonymous: f64,
+    pub ticks: u64,
+}
+
+/// One look at several processes at about the same time.
+pub fn look(host: &Host, processes: &[u32]) -> Result<Vec<Sample>> {
+    const LOOK: &str = "for p; do cat /proc/$p/stat; \
+                        sed -n 's/^VmRSS://p;s/^RssAnon://p' /proc/$p/status; done";
+    let words: Vec<String> = processes.iter().map(ToString::to_string).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let text = run_script(host, "sh", LOOK, &words)?;
+    let lines: Vec<&str> = text.lines().collect();
+    let samples: Option<Vec<Sample>> = lines.chunks(3).map(sample).collect();
+    let samples = samples.with_context(|| format!("not what /proc shows: {text}"))?;
+    ensure!(samples.len() == processes.len(), "a process has ended");
+    Ok(samples)
+}
+
+fn sample(lines: &[&str]) -> Option<Sample> {
+    let [stat, resident, anonymous] = lines else { return None };
+    let mebibytes = |text: &str| {
+        let kibibytes: f64 = text.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+        Some(kibibytes / 1024.0)
+    };
+    Some(Sample {
+        resident: mebibytes(resident)?,
+        anonymous: mebibytes(anonymous)?,
+        ticks: cpu_ticks(stat)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sample;
+
+    #[test]
+    fn memory_and_time_of_a_process_are_read() {
+        let stat = "7 (wharf) S 3 7 7 0 -1 0 1 2 3 4 120 45 0 0 20 0 1 0 99 0";
+        let seen = sample(&[stat, "\t   11264 kB", "\t    1024 kB"]).unwrap();
+        assert!((seen.resident - 11.0).abs() < 1e-9 && (seen.anonymous - 1.0).abs() < 1e-9);
+        assert_eq!(seen.ticks, 165);
+        assert!(sample(&[stat, "\t   11264 kB"]).is_none());
+    }
+}
