@@ -42,8 +42,9 @@ fn pids(bed: &Bed, host: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// None while the API server that is asked is not back yet.
 fn nodes_ready(bed: &Bed, cluster: &str) -> usize {
-    let list = bed.kubectl(cluster, &["get", "nodes", "-o", "json"]).unwrap();
+    let Ok(list) = bed.kubectl(cluster, &["get", "nodes", "-o", "json"]) else { return 0 };
     let list: Value = serde_json::from_str(&list).unwrap();
     let ready = |node: &&Value| {
         let conditions = node["status"]["conditions"].as_array().unwrap();
