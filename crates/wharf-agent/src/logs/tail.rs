@@ -150,29 +150,37 @@ impl Tail {
             self.open = None;
             return Ok(false);
         }
-        if open.newest && open.known == self.files {
-            if self.cursor.has_begun() && silence >= LAST_WORDS {
-                lines.extend(self.cursor.end());
+        match self.following()? {
+            Some((file, last)) if !last || silence >= SETTLED => self.begin(file, lines),
+            Some(_) => Ok(false),
+            None => {
+                if self.cursor.has_begun() && silence >= LAST_WORDS {
+                    lines.extend(self.cursor.end());
+                }
+                Ok(false)
             }
-            return Ok(false);
+        }
+    }
+
+    /// The next file with anything in it, and whether it is the last: then the one before may not be
+    /// complete yet.
+    fn following(&mut self) -> io::Result<Option<(usize, bool)>> {
+        if self.open.as_ref().is_some_and(|open| open.newest && open.known == self.files) {
+            return Ok(None);
         }
         let seen = self.seen()?;
         let here = match self.cursor.place(&seen) {
             Some(Place::Here(here)) => here,
             // It was removed, and was read to its end.
-            Some(Place::Begin { file, .. }) => return self.begin(file, lines),
-            None => return Ok(false),
+            Some(Place::Begin { file, .. }) => return Ok(Some((file, false))),
+            None => return Ok(None),
         };
         if let Some(open) = &mut self.open {
             open.known.clone_from(&self.files);
             open.newest = here + 1 == seen.len();
         }
         let next = seen.iter().skip(here + 1).position(|file| file.first.is_some());
-        let settled = here + 2 < seen.len() || silence >= SETTLED;
-        match next {
-            Some(next) if settled => self.begin(here + 1 + next, lines),
-            Some(_) | None => Ok(false),
-        }
+        Ok(next.map(|next| (here + 1 + next, here + 2 == seen.len())))
     }
 
     /// Reads a file from its beginning, unless the list turns out to be an old one: then it might not

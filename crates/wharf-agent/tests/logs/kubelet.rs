@@ -1,6 +1,11 @@
 //! Real containers of a real kubelet, which rotates their logs. It has no cluster: none is needed.
 
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use wharf_testbed::{Host, Options, TestBed, process::example, wait_for};
@@ -52,11 +57,18 @@ containerLogMonitorInterval: 3s
 
 /// Numbers that go on after each start; some lines come in pieces, and the last of each start has no
 /// end.
-const SAYS: &str = "n=$(cat /data/n || echo 0); end=$((n+LINES)); while :; do n=$((n+1)); \
-    [ $n -lt $end ] || break; \
-    [ $((n%50)) -ne 0 ] || { printf 'li'; sleep 0.02; printf 'ne '; echo $n; continue; }; \
-    echo line $n; done; printf \"line $n\"; echo $n >/data/n; \
-    [ $n -lt TOTAL ] || sleep 3600";
+const SAYS: &str = r#"
+n=$(cat /data/n 2>/dev/null || echo 0)
+end=$((n + LINES))
+while n=$((n + 1)); [ $n -lt $end ]; do
+    [ $((n % 50)) -ne 0 ] || { printf li; sleep 0.02; printf 'ne '; echo $n; continue; }
+    echo line $n
+done
+echo $n >/data/n
+[ $n -ge TOTAL ] || { printf "line $n"; exit; }
+echo line $n
+sleep 3600
+"#;
 
 struct Node<'a> {
     host: &'a Host,
@@ -145,15 +157,32 @@ impl Node<'_> {
 
     /// The container's files.
     fn files(&self) -> BTreeSet<String> {
-        let list = self.shell("ls /var/log/pods/eve-kube-app_web-*/main 2>/dev/null || true");
-        list.lines().map(str::to_owned).collect()
+        let mut files = BTreeSet::new();
+        for pod in names(&self.host.root().join("var/log/pods")) {
+            if pod.starts_with("eve-kube-app_web-") {
+                let folder = format!("var/log/pods/{pod}/main");
+                files.extend(names(&self.host.root().join(folder)));
+            }
+        }
+        files
+    }
+
+    /// Where the sink is, or was moved to.
+    fn sink(&self, moved: u32) -> PathBuf {
+        let end = if moved == 0 { String::new() } else { format!(".{moved}") };
+        self.host.root().join(format!("srv/out/apps.log{end}"))
     }
 
     /// Everything that was written to the sink, over its moves.
-    fn sunk(&self) -> String {
-        let list = "cat $(ls /srv/out/apps.log.* 2>/dev/null | sort -V) /srv/out/apps.log 2>/dev/null || true";
-        self.shell(list)
+    fn sunk(&self, moves: u32) -> String {
+        let text = |moved| fs::read_to_string(self.sink(moved)).unwrap_or_default();
+        (1..=moves).chain([0]).map(text).collect()
     }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 #[test]
@@ -167,28 +196,22 @@ fn every_line_of_a_real_container_comes_once_over_rotations_restarts_and_kills()
     node.run_agent("flood", "file = '/srv/out/apps.log'", "");
 
     let (mut seen, mut kills, mut moves) = (BTreeSet::new(), 0, 0);
-    let mut last = 0;
-    wait_for("all lines", DEADLINE, || {
+    let (mut last, total) = (0, LINES * STARTS);
+    let mut wrong = None;
+    let came = wait_for("all lines", DEADLINE, || {
         seen.extend(node.files());
-        let length = node.sunk().len();
+        let numbers = numbers(&node.sunk(moves));
+        wrong = disorder(&numbers, total);
         // Whenever it got on, it is killed, and the sink is moved away now and then.
-        if length > last {
-            last = length;
+        if numbers.len() > last && wrong.is_some() {
+            last = numbers.len();
             kills += 1;
             node.shell("systemctl kill --signal=KILL test-flood");
-            if kills % 4 == 0 && moves < 5 {
+            if kills % 4 == 0 {
                 moves += 1;
-                node.shell(&format!("mv /srv/out/apps.log /srv/out/apps.log.{moves} || true"));
+                fs::rename(node.sink(0), node.sink(moves))?;
             }
         }
-        let counted = node.shell("cat /srv/data/n 2>/dev/null || true");
-        Ok((counted.trim() == (LINES * STARTS).to_string()).then_some(()))
-    })
-    .unwrap();
-    let mut wrong = None;
-    let came = wait_for("the last line", DEADLINE, || {
-        seen.extend(node.files());
-        wrong = disorder(&numbers(&node.sunk()), LINES * STARTS);
         Ok(wrong.is_none().then_some(()))
     });
     assert!(came.is_ok(), "{wrong:?}; {kills} kills, files: {seen:?}");

@@ -17,7 +17,8 @@ fn numbers(text: &str) -> Vec<u64> {
         assert_eq!(line["appuuid"], APP);
         assert_eq!(line["containername"], "main");
         assert!(line["eventtime"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok());
-        line["msg"].as_str().unwrap().strip_prefix("line ").unwrap().parse().unwrap()
+        let number = line["msg"].as_str().unwrap().strip_prefix("line ");
+        number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{line}"))
     };
     // Half a line is not said yet: the disk was full in the middle of it.
     text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(number).collect()

@@ -154,6 +154,12 @@ fn a_last_line_without_an_end_comes_when_nothing_follows_it() {
     reader.look(&apps(), now);
     assert_eq!(reader.read().0.len(), 0);
     assert_eq!(read_all(&mut reader, &mut now), ["died of"]);
+    // A rotation writes what has no end yet, and nothing may follow.
+    container.write("stdout", "P", "ready? ");
+    container.rotate();
+    assert_eq!(read_all(&mut reader, &mut now), ["ready? "]);
+    container.write("stdout", "F", "yes");
+    assert_eq!(read_all(&mut reader, &mut now), ["yes"]);
 }
 
 #[test]
