@@ -199,6 +199,7 @@ fn apps(known: &Subscription<AppInstanceConfig>) -> Vec<App> {
     let app = |(uuid, app): (&String, &Arc<AppInstanceConfig>)| App {
         uuid: uuid.clone(),
         kube_name: app_name(&app.display_name, uuid),
+        designated: app.is_designated_node_id,
     };
     known.iter().map(app).collect()
 }

@@ -80,7 +80,13 @@ impl Reader {
     /// as they are there.
     pub fn look(&mut self, apps: &[App], now: Instant) {
         self.now = now;
-        if let Err(error) = self.find(apps) {
+        // A node without a kubelet has no folder, and no application is meant for it.
+        let needed = |error: &io::Error| {
+            error.kind() != io::ErrorKind::NotFound || apps.iter().any(|app| app.designated)
+        };
+        if let Err(error) = self.find(apps)
+            && needed(&error)
+        {
             let root = self.root.display();
             self.faults.push((root.to_string(), format!("its logs cannot be listed: {error}")));
         }

@@ -257,6 +257,8 @@ fn a_folder_of_logs_that_is_missing_is_a_fault_until_it_is_there() {
     let (pods, out) = (pods.display(), out.display());
     let agent = Agent::start(None, &format!("[logs]\npods_dir = '{pods}'\nfile = '{out}'"));
     let subject = pods.to_string();
+    let app = json!({ "DisplayName": "web", "IsDesignatedNodeID": true });
+    agent.publish(&format!("zedagent/AppInstanceConfig/{APP}.json"), &app);
     wait_for("the fault", DEADLINE, || Ok(agent.fault(&subject).map(|_| ()))).unwrap();
     put(&dir.path().join("pods/readme"), b"");
     wait_for("no fault", DEADLINE, || Ok(agent.works("logs").then_some(()))).unwrap();

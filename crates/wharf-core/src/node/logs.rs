@@ -34,6 +34,8 @@ pub struct App {
     pub uuid: String,
     /// What it is called in the cluster.
     pub kube_name: String,
+    /// It is meant for this node.
+    pub designated: bool,
 }
 
 /// Whose log the one of this container is.

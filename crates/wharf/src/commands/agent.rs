@@ -48,7 +48,12 @@ Keys of the configuration file:
   server           the management server's port for agents, as host:port; several with commas
   link_identity    the link's certificate and key [default: /etc/wharf/pki/agent-link.pem]
   link_authority   who signs what servers show [default: /etc/wharf/pki/agents-ca.crt]
-  [logs] file; [volumes] plugin_dir, kubelet_root, state_dir
+  [volumes] plugin_dir, kubelet_root, state_dir
+  [logs]           where the lines of applications go; what is not given gets none
+    file           a file that is appended to
+    journal        true: the journal of systemd [default: false]
+    url            a web server to which they are posted, http:// or https://
+    pods_dir       where the kubelet keeps the logs of pods [default: /var/log/pods]
 
 Examples:
   wharf agent --config /etc/wharf/agent/agent.toml"

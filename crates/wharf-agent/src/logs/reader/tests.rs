@@ -13,7 +13,8 @@ const APP: &str = "0b1a2c3d-4e5f-6071-8293-a4b5c6d7e8f9";
 const POD: &str = "eve-kube-app_web-0b1a2-x7k2p_11-22";
 
 fn apps() -> Vec<App> {
-    vec![App { uuid: APP.to_owned(), kube_name: "web-0b1a2".to_owned() }]
+    let (uuid, kube_name) = (APP.to_owned(), "web-0b1a2".to_owned());
+    vec![App { uuid, kube_name, designated: true }]
 }
 
 /// A container's folder, as kubelet and runtime keep it.
@@ -193,6 +194,10 @@ fn a_folder_that_is_not_there_is_a_fault_and_nothing_is_forgotten() {
     let faults = reader.faults();
     assert_eq!(faults.len(), 1);
     assert_eq!(faults[0].0, root.display().to_string());
+    let elsewhere: Vec<App> =
+        apps().into_iter().map(|app| App { designated: false, ..app }).collect();
+    reader.look(&elsewhere, now);
+    assert_eq!(reader.faults(), [], "no application is meant for this node");
     fs::rename(dir.path().join("away"), &root).unwrap();
     container.write("stdout", "F", "2");
     assert_eq!(read_all(&mut reader, &mut now), ["2"]);

@@ -69,7 +69,11 @@ pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> 
             kind: Kind::Notify,
             program: "wharf",
             arguments: ["agent", "--config", CONFIG].map(str::to_owned).to_vec(),
-            settings: vec!["LimitNOFILE=65536".to_owned()],
+            settings: vec![
+                "LimitNOFILE=65536".to_owned(),
+                // The words of applications go to the journal through the agent: none is left out.
+                "LogRateLimitIntervalSec=0".to_owned(),
+            ],
         },
         directories: directories.into_iter().map(|path| directory(path, 0o755)).collect(),
         files: vec![text_file(CONFIG, 0o644, render_config(input))],
@@ -100,7 +104,9 @@ fn render_config(input: &DocumentInput<'_>) -> String {
     if !input.servers.is_empty() {
         rows.push(("server", quoted(&input.servers.join(","))));
     }
-    rows.into_iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
+    let rows = rows.into_iter().map(|(key, value)| format!("{key} = {value}\n"));
+    // The journal keeps itself small, and every host of ours has one.
+    rows.chain(["[logs]\njournal = true\n".to_owned()]).collect()
 }
 
 /// The text of the network file, whoever writes it.

@@ -369,6 +369,7 @@ fn names_that_yaml_would_misread_stay_names() {
         let agent: toml::Table =
             text(&example.document(node), "/etc/wharf/agent/agent.toml").parse().unwrap();
         assert_eq!(agent["node_name"].as_str(), Some(node));
+        assert_eq!(agent["logs"]["journal"].as_bool(), Some(true));
     }
 }
 

@@ -1,7 +1,7 @@
 use super::*;
 
 fn app(uuid: &str, kube_name: &str) -> App {
-    App { uuid: uuid.to_owned(), kube_name: kube_name.to_owned() }
+    App { uuid: uuid.to_owned(), kube_name: kube_name.to_owned(), designated: false }
 }
 
 #[test]
