@@ -25,7 +25,8 @@ const MACHINES: &str = "virtual machines of applications";
 const CLAIMS: &str = "claims of applications";
 /// Without a way to the cluster for so long it counts as silent.
 const WAY: Duration = Duration::from_secs(10);
-/// A cluster that does not know virtual machines is asked again after this time.
+/// A cluster that does not know virtual machines, or does not show them, is asked again after this
+/// time.
 const UNKNOWN_KIND: Duration = Duration::from_secs(60);
 
 /// What is seen in `app_namespace`, on all nodes. Each is by name, and `None` until the cluster has
@@ -148,11 +149,11 @@ impl Machines {
     async fn next(&mut self) -> Result<Kept<Machine>, KubeError> {
         sleep_until(self.not_before).await;
         let seen = self.watch.next().await;
+        if seen.as_ref().is_err_and(|error| !error.is_transient()) {
+            self.not_before = Instant::now() + UNKNOWN_KIND;
+        }
         match seen {
-            Err(error) if error.is_not_found() => {
-                self.not_before = Instant::now() + UNKNOWN_KIND;
-                Ok(Kept::default())
-            }
+            Err(error) if error.is_not_found() => Ok(Kept::default()),
             seen => seen,
         }
     }
