@@ -44,7 +44,7 @@ mod tail;
 use reader::{Entry, Fault, Reader};
 use sink::Sink;
 
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A sink that fails is tried again after this time, then after twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
