@@ -1,10 +1,12 @@
 //! `cargo xtask bench`: builds what is measured, and lets `wharf-bench` measure it.
 
-use std::{ffi::OsString, process::Command};
+use std::{ffi::OsString, path::PathBuf, process::Command};
 
 use anyhow::{Result, bail};
 
-use crate::{assets, needs, release, target_dir};
+use crate::{assets, needs, release, target_dir, workspace};
+
+const PROGRAMS: [&str; 2] = ["wharf", "wharf-bench"];
 
 /// Measure Wharf beside the real systems that do the same work (`-- --help` lists the options)
 #[derive(Debug, clap::Args)]
@@ -24,7 +26,11 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if peers.iter().any(|name| wharf_bundle::cache::find(name).is_none()) {
         assets::run(&assets::AssetsArgs::default())?;
     }
-    let built = release::build(&["wharf", "wharf-bench"])?;
+    // The agent's is that of the program which hosts get.
+    let built = match args.name.as_str() {
+        "agent" => release::build(&PROGRAMS)?,
+        _ => build()?,
+    };
     // Not the system's directory for temporary files, which may lie in memory.
     let temporary = wharf_testbed::cache_dir()?.join("bench");
     std::fs::create_dir_all(&temporary)?;
@@ -41,4 +47,15 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         bail!("the benchmark {} failed", args.name);
     }
     Ok(())
+}
+
+fn build() -> Result<PathBuf> {
+    eprintln!("building wharf and the benchmark, optimised (a few minutes the first time)");
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(workspace()).args(["build", "--locked", "--release"]);
+    command.args(PROGRAMS.iter().flat_map(|package| ["--package", package]));
+    if !command.status()?.success() {
+        bail!("the benchmark could not be built");
+    }
+    Ok(target_dir().join("release"))
 }

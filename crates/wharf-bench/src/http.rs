@@ -85,6 +85,12 @@ impl Connection {
     }
 
     pub async fn open_at(address: SocketAddr, tls: Option<&TlsConnector>) -> Result<Connection> {
+        tokio::time::timeout(ANSWER_DEADLINE, Self::connect(address, tls))
+            .await
+            .context("no connection was made")?
+    }
+
+    async fn connect(address: SocketAddr, tls: Option<&TlsConnector>) -> Result<Connection> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(match tls {

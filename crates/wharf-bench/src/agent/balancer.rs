@@ -196,14 +196,19 @@ pub fn work_hold(args: &Hold) -> Result<()> {
     let held = drive::runtime()?.block_on(async {
         let begin = Instant::now();
         let tls = identity()?;
+        let call = &request("GET", CALL, None, "");
         let opened = stream::iter(0..args.connections)
-            .map(|_| Connection::open_at(BALANCER.into(), Some(&tls)))
+            .map(async |_| {
+                let mut connection = Connection::open_at(BALANCER.into(), Some(&tls)).await?;
+                // The API server soon closes a connection that has never asked for anything.
+                connection.send(call).await?.expect(200)?;
+                Ok(connection)
+            })
             .buffer_unordered(AT_ONCE);
         let connections = successes(opened).await;
         let opened_in = begin.elapsed().as_secs_f64();
         tokio::time::sleep(SILENCE).await;
         let agent_mebibytes = resident_mebibytes(args.agent)?;
-        let call = &request("GET", CALL, None, "");
         let asked = stream::iter(connections)
             .map(|mut connection| async move {
                 connection.send(call).await?.expect(200)?;
