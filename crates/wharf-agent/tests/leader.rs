@@ -102,6 +102,11 @@ impl World {
         kubectl(&self.server, &words, &Value::Null)
     }
 
+    fn given_back(&self) -> bool {
+        let path = "-o=jsonpath={.spec.holderIdentity},{.spec.leaseDurationSeconds}";
+        kubectl(&self.server, &["get", "lease", "-n", NAMESPACE, LEASE, path], &Value::Null) == ",1"
+    }
+
     fn bend(&self, spec: &Value) {
         let patch = json!({ "spec": spec }).to_string();
         let words = ["patch", "lease", "-n", NAMESPACE, LEASE, "--type=merge", "-p", &patch];
@@ -230,12 +235,13 @@ fn there_is_one_leader_and_another_follows_whatever_happens_to_it() {
         assert!(node.agent.works("leader"), "{:?}", node.agent.health());
     }
 
-    // It loses its controller: nobody has to wait for the lease to end.
-    let lost = Instant::now();
-    world.controller(first, 3);
-    let second = world.wait_for_leader(Some(first));
-    assert!(lost.elapsed() < Duration::from_secs(14), "{:?}", lost.elapsed());
+    // All lose their controller: the lease is given back, and nobody takes it.
+    (0..3).for_each(|node| world.controller(node, 3));
+    world.wait_until("the lease given back", || world.given_back());
+    assert!(!world.leads(first) && !world.has_stats(first));
     assert_eq!(world.info(first)["InLeaseElection"], false);
+    (0..3).filter(|node| *node != first).for_each(|node| world.controller(node, 1));
+    let second = world.wait_for_leader(Some(first));
     // What was saved is a configuration too.
     world.controller(first, 4);
     world.wait_until("the first in the election again", || {
@@ -259,15 +265,12 @@ fn there_is_one_leader_and_another_follows_whatever_happens_to_it() {
 
     // It is stopped: it gives the lease back.
     world.nodes[third].speaks.store(false, Ordering::SeqCst);
-    let stopped = Instant::now();
     world.nodes[third].agent.process().signal(Signal::TERM).unwrap();
     world.nodes[third].agent.process().wait(DEADLINE).unwrap();
     assert!(!world.leads(third) && !world.has_stats(third));
     assert_ne!(world.holder(), format!("n{third}"), "it gave the lease back");
-    let fourth = world.wait_for_leader(Some(third));
-    assert!(stopped.elapsed() < Duration::from_secs(14), "{:?}", stopped.elapsed());
+    world.wait_for_leader(Some(third));
     watcher.end();
-    assert_ne!(fourth, third);
 }
 
 #[test]
@@ -338,11 +341,9 @@ fn a_lease_that_is_bent_deleted_or_cannot_be_reached_makes_no_second_leader() {
     assert!(world.leads(third), "{second} {third}");
 
     // The API server hangs for the leader alone, under its open connections.
-    let frozen = Instant::now();
     passages[third].freeze(true);
     world.wait_until("the end of its time", || !world.leads(third));
     assert!(!world.has_stats(third));
-    assert!(frozen.elapsed() < Duration::from_secs(15), "{:?}", frozen.elapsed());
     let fourth = world.wait_for_leader_of(1 - third, third);
     assert!(passages[third].swallowed() > 0);
     let fault = world.nodes[third].agent.fault("the lease").unwrap();

@@ -40,8 +40,8 @@ pub enum WishError {
 /// # Errors
 /// It could not be written.
 pub fn hand_over(persist_dir: &Path, wish: NodeWish) -> Result<NodeWish, WishError> {
-    let id = new_id(Timestamp::now()).map_err(WishError::Id)?;
     let folder = persist_dir.join("status").join(LOCAL).join(NodeWish::TYPE);
+    let id = next_id(&folder, Timestamp::now()).map_err(WishError::Id)?;
     let path = folder.join(format!("{id}.json"));
     let wish = NodeWish { id, ..wish };
     let text = node_files::write(&wish)?;
@@ -51,12 +51,26 @@ pub fn hand_over(persist_dir: &Path, wish: NodeWish) -> Result<NodeWish, WishErr
     Ok(wish)
 }
 
+/// The latest wish counts: its id comes after all that are there, also when the clock was set back.
+fn next_id(folder: &Path, now: Timestamp) -> io::Result<String> {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let known = names.filter_map(|entry| millis_of(entry.file_name().to_str()?));
+    let after = known.max().map_or(0, |last| last.saturating_add(1));
+    new_id(u64::try_from(now.as_millisecond()).unwrap_or_default().max(after))
+}
+
 /// A UUID of the seventh version: later ones come after earlier ones.
-fn new_id(now: Timestamp) -> io::Result<String> {
+fn new_id(millis: u64) -> io::Result<String> {
     let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     let random = random.trim().get(15..).unwrap_or_default();
-    let millis = now.as_millisecond();
-    Ok(format!("{:08x}-{:04x}-7{random}", millis >> 16, millis & 0xffff))
+    Ok(format!("{:08x}-{:04x}-7{random}", millis >> 16 & 0xffff_ffff, millis & 0xffff))
+}
+
+/// The time in such an id.
+fn millis_of(id: &str) -> Option<u64> {
+    let (high, low) = (id.get(..8)?, id.get(9..13)?);
+    let digits = |text| u64::from_str_radix(text, 16).ok();
+    Some(digits(high)? << 16 | digits(low)?).filter(|_| id.get(13..15) == Some("-7"))
 }
 
 /// All wishes that there are.
@@ -126,12 +140,26 @@ mod tests {
 
     #[test]
     fn ids_are_uuids_in_the_order_of_their_times() {
-        let at = |second| new_id(Timestamp::from_second(second).unwrap()).unwrap();
-        let (first, second) = (at(1_800_000_000), at(1_800_000_001));
+        let at = |millis| new_id(millis).unwrap();
+        let (first, second) = (at(1_800_000_000_000), at(1_800_000_000_001));
         assert!(first < second, "{first} {second}");
-        assert_ne!(at(1_800_000_000), first);
+        assert_ne!(at(1_800_000_000_000), first);
+        assert_eq!(millis_of(&first), Some(1_800_000_000_000));
+        assert_eq!(millis_of("0b1a2c3d-4e5f-4071-8293-a4b5c6d7e8f9"), None);
         assert!(first.parse::<Uuid>().is_ok(), "{first}");
         assert_eq!(first.as_bytes()[14], b'7');
+    }
+
+    #[test]
+    fn a_later_wish_comes_after_an_earlier_one_also_when_the_clock_was_set_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |second| {
+            let id = next_id(dir.path(), Timestamp::from_second(second).unwrap()).unwrap();
+            std::fs::write(dir.path().join(format!("{id}.json")), "").unwrap();
+            id
+        };
+        let ids = [at(1_800_000_000), at(1_700_000_000), at(0), at(1_900_000_000)];
+        assert!(ids.is_sorted(), "{ids:?}");
     }
 
     #[test]
