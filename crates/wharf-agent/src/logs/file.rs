@@ -80,7 +80,7 @@ impl Appender {
             look_at_end(&mut File::open(before)?, &mut there)?;
         }
         if let Some(end) = look_at_end(&mut file, &mut there)? {
-            mend(&mut file, end)?;
+            mend(&mut file, &end)?;
         }
         Ok(Self { file, there })
     }
@@ -165,7 +165,7 @@ struct Torn {
 }
 
 /// Our own half line is taken away: it comes again. What somebody else wrote gets an end.
-fn mend(file: &mut File, torn: Torn) -> io::Result<()> {
+fn mend(file: &mut File, torn: &Torn) -> io::Result<()> {
     if torn.ours { file.set_len(torn.at) } else { file.write_all(b"\n") }
 }
 
