@@ -58,7 +58,7 @@ pub fn run(args: &AgentArgs, world: &World, report: &mut Report) -> Result<()> {
     })?;
     let after = look(node, &processes)?;
     let seconds = before.0.elapsed().as_secs_f64();
-    looks.push(after.clone());
+    looks.push(after);
     // What was measured must still be a node that works, with all its pods.
     ensure!(running(world)? == pods, "not all pods run any more");
     world.wait_until_well()?;
