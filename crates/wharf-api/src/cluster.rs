@@ -278,6 +278,8 @@ impl ClusterRequest {
         "installed",
         "cordoned",
         "drain",
+        "agent",
+        "operation",
         "cpu",
         "cpuUsed",
         "cpuUsedRatio",

@@ -428,7 +428,7 @@ async fn who_may_not_and_what_is_not_there_is_refused() {
     let list = server.get("/clusters/demo/drains", &viewer).await;
     assert_eq!(list.status(), 200);
     assert_eq!(server.get("/clusters/demo/drains", &stranger).await.status(), 404);
-    let other = act(&server, "refused", "reboot", json!({})).await;
+    let other = act(&server, "refused", "explode", json!({})).await;
     assert_eq!(error_of(other).await.1, "InvalidAction");
 
     let nonsense = json!({
