@@ -1,10 +1,10 @@
 //! `cargo xtask bench`: builds what is measured, and lets `wharf-bench` measure it.
 
-use std::{ffi::OsString, path::PathBuf, process::Command};
+use std::{ffi::OsString, process::Command};
 
 use anyhow::{Result, bail};
 
-use crate::{assets, needs, release, target_dir, workspace};
+use crate::{assets, needs, release, target_dir};
 
 const PROGRAMS: [&str; 2] = ["wharf", "wharf-bench"];
 
@@ -26,11 +26,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if peers.iter().any(|name| wharf_bundle::cache::find(name).is_none()) {
         assets::run(&assets::AssetsArgs::default())?;
     }
-    // The agent's is that of the program which hosts get.
-    let built = match args.name.as_str() {
-        "agent" => release::build(&PROGRAMS)?,
-        _ => build()?,
-    };
+    let built = release::build(&PROGRAMS)?;
+    // Its own benchmark measures the program which hosts get.
+    let node = if args.name == "agent" { Some(release::build_node()?) } else { None };
     // Not the system's directory for temporary files, which may lie in memory.
     let temporary = wharf_testbed::cache_dir()?.join("bench");
     std::fs::create_dir_all(&temporary)?;
@@ -41,21 +39,11 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         .arg(built.join("wharf"))
         .arg("--out")
         .arg(target_dir().join("bench"))
+        .args(node.iter().flat_map(|node| ["--agent".as_ref(), node.as_os_str()]))
         .args(&args.options)
         .status()?;
     if !status.success() {
         bail!("the benchmark {} failed", args.name);
     }
     Ok(())
-}
-
-fn build() -> Result<PathBuf> {
-    eprintln!("building wharf and the benchmark, optimised (a few minutes the first time)");
-    let mut command = Command::new(env!("CARGO"));
-    command.current_dir(workspace()).args(["build", "--locked", "--release"]);
-    command.args(PROGRAMS.iter().flat_map(|package| ["--package", package]));
-    if !command.status()?.success() {
-        bail!("the benchmark could not be built");
-    }
-    Ok(target_dir().join("release"))
 }

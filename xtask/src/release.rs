@@ -1,6 +1,7 @@
-//! The program as users and hosts get it: optimised, and static (docs/adr/0004-static-program.md).
+//! The programs as users and hosts get them, optimised (docs/adr/0004-static-program.md).
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -9,34 +10,54 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{needs, target_dir, workspace};
 
-/// Build the program that runs on any Linux of this machine's kind
+/// Build `wharf`, and the `wharf-node` that it puts on hosts: static, and without the server
 #[derive(Debug, clap::Args)]
 pub struct ReleaseArgs {}
 
 pub fn run(_: &ReleaseArgs) -> Result<()> {
     needs::ensure_build()?;
-    let program = build(&["wharf"])?.join("wharf");
-    println!("{}", program.display());
+    let programs = build(&["wharf"])?;
+    let node = build_node()?;
+    println!("{}\n{}", programs.join("wharf").display(), node.display());
     Ok(())
 }
 
-/// Builds packages of the workspace, `wharf` among them; answers where the programs are.
+/// Builds packages of the workspace; answers where the programs are.
 pub fn build(packages: &[&str]) -> Result<PathBuf> {
-    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    needs::ensure_static(&target)?;
-    eprintln!(
-        "building {}, optimised (a quarter of an hour the first time)",
-        packages.join(" and ")
-    );
-    let mut command = Command::new(env!("CARGO"));
-    command.current_dir(workspace()).args(["build", "--locked", "--release", "--target", &target]);
+    eprintln!("building {}, optimised (some minutes the first time)", packages.join(" and "));
+    let mut command = cargo(&["--release"]);
     command.args(packages.iter().flat_map(|package| ["--package", package]));
     if !command.status()?.success() {
-        bail!("the release could not be built");
+        bail!("{} could not be built", packages.join(" and "));
     }
-    let built = target_dir().join(&target).join("release");
-    check(&built.join("wharf"))?;
-    Ok(built)
+    Ok(target_dir().join("release"))
+}
+
+/// The program for hosts, beside the others.
+pub fn build_node() -> Result<PathBuf> {
+    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    needs::ensure_static(&target)?;
+    eprintln!("building wharf-node, small and static (some minutes the first time)");
+    let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", target.replace('-', "_").to_uppercase());
+    let built = cargo(&["--profile", "node", "--target", &target])
+        .args(["--package", "wharf", "--no-default-features"])
+        // It stands at a fixed place in memory: what would have to be moved at each start would be
+        // memory of each agent.
+        .env(variable, "-C relocation-model=static")
+        .status()?;
+    ensure!(built.success(), "wharf-node could not be built");
+    let program = target_dir().join("release/wharf-node");
+    let from = target_dir().join(target).join("node/wharf");
+    fs::create_dir_all(target_dir().join("release"))?;
+    fs::copy(&from, &program).with_context(|| format!("cannot copy {}", from.display()))?;
+    check(&program)?;
+    Ok(program)
+}
+
+fn cargo(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(workspace()).args(["build", "--locked"]).args(words);
+    command
 }
 
 fn check(program: &Path) -> Result<()> {

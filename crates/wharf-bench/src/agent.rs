@@ -9,6 +9,8 @@ mod program;
 mod size;
 mod tracker;
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use clap::ValueEnum;
 
@@ -31,6 +33,9 @@ pub struct AgentArgs {
     /// How many connections the balancer holds
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u16).range(1..=15_000))]
     connections: u16,
+    /// The program that hosts get
+    #[arg(long, value_name = "FILE", default_value = "target/release/wharf-node")]
+    agent: PathBuf,
     #[command(flatten)]
     output: Output,
 }
@@ -52,13 +57,13 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     let wanted = |part| args.only.is_empty() || args.only.contains(&part);
     let mut report = Report::new("agent");
     if wanted(Part::Program) {
-        program::run(&args.output.wharf, &mut report)?;
+        program::run(&args.agent, &mut report)?;
     }
     if wanted(Part::Tracker) {
-        tracker::run(&args.output.wharf, &mut report)?;
+        tracker::run(&args.agent, &mut report)?;
     }
     if wanted(Part::Size) || wanted(Part::Balancer) {
-        let world = World::start(&args.output.wharf)?;
+        let world = World::start(&args.output.wharf, &args.agent)?;
         if wanted(Part::Size) {
             size::run(args, &world, &mut report)?;
         }

@@ -51,6 +51,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    #[cfg(feature = "server")]
     Server(commands::server::ServerArgs),
     Agent(commands::agent::AgentArgs),
     Login(commands::login::LoginArgs),
@@ -65,12 +66,14 @@ pub enum Command {
     RepairQueue(commands::repair::RepairArgs),
     Members(commands::members::MembersArgs),
     /// Make and check bundles: the files that an install puts on hosts
+    #[cfg(feature = "server")]
     Bundle {
         #[command(flatten)]
         args: commands::bundle::BundleArgs,
         #[command(flatten)]
         local: Local,
     },
+    #[cfg(feature = "server")]
     Store(commands::store::StoreArgs),
     Version(commands::version::VersionArgs),
     Completion(commands::completion::CompletionArgs),

@@ -14,6 +14,7 @@ use crate::{
 pub mod agent;
 pub mod app;
 pub mod audit;
+#[cfg(feature = "server")]
 pub mod bundle;
 pub mod cluster;
 pub mod completion;
@@ -24,7 +25,9 @@ pub mod login;
 pub mod members;
 pub mod node;
 pub mod repair;
+#[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "server")]
 pub mod store;
 pub mod token;
 pub mod user;
@@ -36,11 +39,14 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match command {
         // On a host a failure is part of the report, and only the code says that there is one.
         Command::Agent(args) => return agent::run(args, &wish, format),
+        #[cfg(feature = "server")]
         Command::Server(args) => server::run(args, &wish),
+        #[cfg(feature = "server")]
         Command::Bundle { args, .. } => {
             wish.refuse_remote("wharf bundle")?;
             bundle::run(args, format)
         }
+        #[cfg(feature = "server")]
         Command::Store(args) => store::run(args, &wish, format),
         Command::Completion(args) => completion::run(&args, &wish),
         Command::Login(args) => block_on(login::run(&args, &wish)),

@@ -8,10 +8,14 @@ use wharf_api::{
     client::{At, ClientError},
     error::{ErrorBody, ErrorCode},
 };
-use wharf_server::{ServerError, config::ConfigError};
-use wharf_store::StoreError;
+
+#[cfg(feature = "server")]
+use server::explain_server;
 
 use crate::{output, trust};
+
+#[cfg(feature = "server")]
+mod server;
 
 /// The exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,20 +116,20 @@ pub fn explain(error: &anyhow::Error) -> Explained {
         if let Some(error) = cause.downcast_ref::<ClientError>() {
             return explain_client(error);
         }
-        if let Some(error) = cause.downcast_ref::<ConfigError>() {
-            return plain(Exit::Usage, error.hint());
-        }
         if let Some(error) = cause.downcast_ref::<AgentConfigError>() {
             return plain(Exit::Usage, error.hint());
         }
-        if let Some(error) = cause.downcast_ref::<ServerError>() {
-            return plain(Exit::Failed, error.hint());
-        }
-        if let Some(error) = cause.downcast_ref::<StoreError>() {
-            return plain(store_exit(error), error.hint());
+        if let Some((exit, hint)) = explain_server(cause) {
+            return plain(exit, hint);
         }
     }
     plain(Exit::Failed, None)
+}
+
+/// Failures of a server cannot come from a program without one.
+#[cfg(not(feature = "server"))]
+fn explain_server(_: &(dyn StdError + 'static)) -> Option<(Exit, Option<String>)> {
+    None
 }
 
 fn explain_client(error: &ClientError) -> Explained {
@@ -242,25 +246,10 @@ fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
         .map(io::Error::kind)
 }
 
-fn store_exit(error: &StoreError) -> Exit {
-    match error {
-        StoreError::Unreachable { .. } => Exit::Unreachable,
-        StoreError::InUse { .. } | StoreError::NotEmpty { .. } | StoreError::Denied { .. } => {
-            Exit::Refused
-        }
-        StoreError::NoStore { .. } => Exit::NotFound,
-        StoreError::BadOptions(_) => Exit::Usage,
-        StoreError::Io { source, .. } => match source.kind() {
-            io::ErrorKind::NotFound => Exit::NotFound,
-            io::ErrorKind::PermissionDenied | io::ErrorKind::AlreadyExists => Exit::Refused,
-            _ => Exit::Failed,
-        },
-        _ => Exit::Failed,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use wharf_store::StoreError;
+
     use super::*;
 
     fn api(code: ErrorCode, status: u16) -> anyhow::Error {

@@ -27,10 +27,10 @@ pub struct World {
 }
 
 impl World {
-    pub fn start(wharf: &Path) -> Result<World> {
+    pub fn start(wharf: &Path, agent: &Path) -> Result<World> {
         let bed = machines::start("agent", SHAPE.machines(), &[])?;
-        machines::preload(wharf, bed.hosts())?;
-        let server = Server::start(wharf, &bed)?;
+        machines::preload(agent, bed.hosts())?;
+        let server = Server::start(wharf, agent, &bed)?;
         eprintln!("agent: installing {} machines", SHAPE.machines());
         server.create(&bed, SHAPE)?;
         let kubectl = Kubectl::new(server.kubeconfig()?)?;

@@ -28,7 +28,7 @@ const SHAPE: Shape = Shape { controlplanes: 1, workers: 1 };
 pub fn run(args: &InstallArgs, report: &mut Report) -> Result<()> {
     let bed = machines::start("growth", SHAPE.machines() + 1, &[])?;
     machines::preload(&args.output.wharf, bed.hosts())?;
-    let server = Server::start(&args.output.wharf, &bed)?;
+    let server = Server::start(&args.output.wharf, &args.output.wharf, &bed)?;
     let load = machines::load();
     server.create(&bed, SHAPE)?;
     let kubectl = Kubectl::new(server.kubeconfig()?)?;

@@ -42,7 +42,7 @@ pub struct Installed {
 pub fn install(wharf: &Path, shape: Shape) -> Result<Installed> {
     let bed = machines::start("install", shape.machines(), &[])?;
     machines::preload(wharf, bed.hosts())?;
-    let server = Server::start(wharf, &bed)?;
+    let server = Server::start(wharf, wharf, &bed)?;
     let host = bed.hosts().last().context("there are no machines")?;
     run_script(host, "sh", &format!("ip route replace {DNS_ADDRESS} dev host0"), &[])?;
     let begin = (Instant::now(), Timestamp::now());
@@ -90,15 +90,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Agents of the bed's machines find it too.
-    pub fn start(wharf: &Path, bed: &TestBed) -> Result<Server> {
+    /// Hosts get the program `agent`; those of the bed find the server.
+    pub fn start(wharf: &Path, agent: &Path, bed: &TestBed) -> Result<Server> {
         let home = temp_dir()?;
         let path = |name: &str| home.path().join(name);
         std::fs::write(path("password"), "correct horse battery")?;
         let bundles = wharf_testbed::cache_dir()?.join("bundles").display().to_string();
         let agents = format!("{}:{}", bed.gateway(), free_port()?);
         let config = format!(
-            "bundles_dir = {bundles:?}\n[agents]\nlisten = {agents:?}\naddresses = [{agents:?}]\n"
+            "bundles_dir = {bundles:?}\nagent_program = {:?}\n\
+             [agents]\nlisten = {agents:?}\naddresses = [{agents:?}]\n",
+            std::path::absolute(agent)?.display().to_string()
         );
         std::fs::write(path("server.toml"), config)?;
         let mut command = Command::new(wharf);
