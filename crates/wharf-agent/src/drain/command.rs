@@ -175,8 +175,14 @@ mod tests {
         let error = run(&shell(&script), &[], Duration::from_secs(2)).await.unwrap_err();
         assert!(matches!(error, CommandError::TimedOut { .. }), "{error}");
         let pid = std::fs::read_to_string(&pid).unwrap();
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        let stat = format!("/proc/{}/stat", pid.trim());
         // Killed, if perhaps not buried yet.
-        assert!(stat.is_err() || stat.unwrap().contains(") Z "), "{pid}");
+        let is_dead = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+        let dies = async {
+            while !is_dead() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), dies).await.unwrap();
     }
 }
