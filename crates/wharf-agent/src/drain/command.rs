@@ -99,11 +99,15 @@ async fn run(command: &[String], more: &[&OsStr], within: Duration) -> Result<()
                 // It may have ended just now.
                 let _ = kill_process_group(pid, Signal::KILL);
             }
-            let _ = child.wait().await;
+            // One that hangs in the kernel dies when the kernel lets it; nobody waits for that.
+            let _ = timeout(BURIED, child.wait()).await;
             Err(CommandError::TimedOut { program, within, output: text(&output) })
         }
     }
 }
+
+/// A process that was killed is gone at once, if it can be.
+const BURIED: Duration = Duration::from_secs(5);
 
 /// Whatever the program left running in the background does not hold this up.
 async fn wait(child: &mut Child, output: &mut Vec<u8>) -> std::io::Result<ExitStatus> {
