@@ -19,4 +19,5 @@ pub mod quick;
 pub mod record;
 pub mod repair;
 pub mod selector;
+pub mod volume;
 pub mod words;

@@ -1,0 +1,26 @@
+//! Volumes: who may use one, how it comes to a pod and leaves it, and what happens when a machine
+//! is lost.
+//!
+//! The lock of a volume is its attachment record in the API server, changed only by create and by
+//! compare-and-swap. An agent writes its entry there before it touches the device, and takes it out
+//! after the device is verified to be gone. Others may push it out by proof only ([`fence`]): the
+//! holder was shut out at the data path, or it has promised to cut itself off before its lease ends
+//! ([`lease`]) and the lease has ended. That a pod, a Node or a name is missing proves nothing.
+//!
+//! **Guarantee:** no two nodes write to a volume that may have one writer, whatever crashes, is cut
+//! off or is late; `wharf-sim` tries it.
+//!
+//! **Assumption:** clocks run apart by less than the stated bound, and something that outlives the
+//! agent's process cuts its volumes at the deadline of [`lease::Tenure`]. A whole machine that is
+//! stopped and goes on later breaks this for backends that cannot shut a client out.
+//!
+//! Start reading at [`attach::decide_attach`], then [`journal::decide_next`].
+
+pub mod attach;
+pub mod backend;
+pub mod fence;
+pub mod garbage;
+pub mod journal;
+pub mod lease;
+pub mod record;
+pub mod request;
