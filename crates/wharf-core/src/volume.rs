@@ -18,9 +18,11 @@
 
 pub mod attach;
 pub mod backend;
+pub mod cleanup;
 pub mod fence;
 pub mod garbage;
 pub mod journal;
 pub mod lease;
+mod push_out;
 pub mod record;
 pub mod request;

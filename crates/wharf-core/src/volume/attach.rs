@@ -21,6 +21,7 @@ use super::{
     fence::{HolderNode, NoProof, Proof, decide_proof},
     garbage::GarbageEntry,
     lease::Standing,
+    push_out::{PushOut, Pushed},
     record::{Entry, EntryKey, Generation, Own, Phase, Record},
     request::Request,
 };
@@ -365,9 +366,6 @@ struct Attach<'a> {
     policy: &'a Policy,
 }
 
-/// A holder that is pushed out, and why it may be.
-type Pushed<'a> = (&'a Entry, Proof);
-
 impl<'a> Attach<'a> {
     fn entries(&self) -> impl Iterator<Item = &'a Entry> + use<'a> {
         self.snapshot.record.iter().flat_map(|record| &record.entries)
@@ -420,24 +418,28 @@ impl<'a> Attach<'a> {
     }
 
     fn next_step(&self, pushed: &[Pushed<'_>], now: Timestamp) -> Step {
-        let fences = self.backend.refuses_old_clients() && !pushed.is_empty();
+        let push = PushOut {
+            volume: &self.snapshot.request.volume,
+            backend: self.backend,
+            record: self.snapshot.record.as_ref(),
+            nodes: &self.snapshot.nodes,
+            generation: Some(self.volume.generation),
+            raised: self.snapshot.raised,
+            fenced: &self.snapshot.fenced,
+        };
         let writes = !self.access.is_read_only(&self.snapshot.request);
-        let joins = self.joined().filter(|_| !fences);
-        if self.snapshot.raised.is_none() && (fences || (writes && joins.is_none())) {
+        let joins = self.joined().filter(|_| !push.fences(pushed));
+        if self.snapshot.raised.is_none() && writes && joins.is_none() {
             let from = self.volume.generation;
             return Step::Raise { from, to: from.next() };
         }
+        if let Some(step) = push.next_step(pushed, now) {
+            return step;
+        }
         let generation = joins.or(self.snapshot.raised).unwrap_or(self.volume.generation);
-        if fences && let Some(step) = self.fence(pushed, generation) {
-            return step;
-        }
-        if let Some(step) = self.note_garbage(pushed, now) {
-            return step;
-        }
-        let is_out = |entry: &Entry| pushed.iter().any(|(out, _)| out.key() == entry.key());
-        let stays = self.entries().filter(|entry| !is_out(entry) && !self.is_replaced(entry));
+        let stays = push.staying(pushed).filter(|entry| !self.is_replaced(entry));
         let entries = stays.cloned().chain([self.new_entry(generation)]).collect();
-        self.write(entries)
+        push.write(entries)
     }
 
     /// The generation with which this node has the volume already.
@@ -445,39 +447,6 @@ impl<'a> Attach<'a> {
         let own = &self.snapshot.own;
         let mut here = self.entries().filter(|entry| entry.is_right_of(own));
         here.find(|entry| !self.is_replaced(entry)).map(|entry| entry.generation)
-    }
-
-    /// Marked first, so that nobody else comes into the record between the proof and the fence.
-    fn fence(&self, pushed: &[Pushed<'_>], generation: Generation) -> Option<Step> {
-        if pushed.iter().any(|(entry, _)| entry.phase != Phase::Fencing) {
-            let mut entries: Vec<Entry> = self.entries().cloned().collect();
-            let is_out = |entry: &Entry| pushed.iter().any(|(out, _)| out.key() == entry.key());
-            for entry in entries.iter_mut().filter(|entry| is_out(entry)) {
-                entry.phase = Phase::Fencing;
-            }
-            return Some(self.write(entries));
-        }
-        let is_open = |entry: &Entry| !self.snapshot.fenced.contains(&entry.key());
-        let open = pushed.iter().map(|(entry, _)| *entry).filter(|entry| is_open(entry));
-        let holders: Vec<Entry> = open.cloned().collect();
-        (!holders.is_empty()).then_some(Step::Fence { holders, generation })
-    }
-
-    /// Noted before the entry leaves the record, or a crash in between would lose it. What is
-    /// noted too much does no harm: an agent never cleans what it holds by right.
-    fn note_garbage(&self, pushed: &[Pushed<'_>], now: Timestamp) -> Option<Step> {
-        let volume = &self.snapshot.request.volume;
-        let is_noted = |entry: &Entry| {
-            let node = self.snapshot.nodes.get(&entry.node);
-            node.is_some_and(|node| node.garbage.iter().any(|known| known.is_of(volume, entry)))
-        };
-        let mut open = pushed.iter().filter(|(entry, _)| !is_noted(entry)).peekable();
-        let node = open.peek()?.0.node.clone();
-        let entries = open
-            .filter(|(entry, _)| entry.node == node)
-            .map(|(entry, proof)| GarbageEntry::new(volume, entry, now, proof.to_string()))
-            .collect();
-        Some(Step::NoteGarbage { node, entries })
     }
 
     fn new_entry(&self, generation: Generation) -> Entry {
@@ -499,10 +468,5 @@ impl<'a> Attach<'a> {
             self_fence,
             tenure: own.tenure,
         }
-    }
-
-    fn write(&self, entries: Vec<Entry>) -> Step {
-        let version = self.snapshot.record.as_ref().map(|record| record.version.clone());
-        Step::Write { version, entries }
     }
 }

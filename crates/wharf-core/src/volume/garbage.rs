@@ -1,10 +1,26 @@
 //! What is left of holders that were pushed out: which entries become garbage, and what the agent
 //! of their node may clean.
+//!
+//! An entry goes to the list of its node before it leaves its record, by the mount that takes over
+//! or by the scan ([`decide_stale`]). The agent of the node looks at each thing on its list
+//! ([`decide_garbage`]): what it holds by right is never touched, and what is gone is struck off.
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, fmt};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::record::{Entry, Generation};
+use super::{
+    attach::{Policy, Step, Takeover},
+    backend::Backend,
+    fence::{HolderNode, NoProof, decide_proof},
+    push_out::{PushOut, Pushed},
+    record::{Change, Entry, EntryKey, Generation, Own, Phase, Record},
+};
+use crate::drain::PodRef;
 
 /// One thing on the garbage list of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,5 +56,142 @@ impl GarbageEntry {
             && self.generation == entry.generation
             && self.boot_id == entry.boot_id
             && self.mount_dir == entry.mount_dir
+    }
+}
+
+/// What the node says about one thing on its list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Left {
+    /// The generations of this volume's devices, by their tags. `None` when sysfs cannot be read.
+    pub devices: Option<Vec<Generation>>,
+    /// The generation that the journal of this volume has.
+    pub journal: Option<Generation>,
+    /// `None` while it cannot be read.
+    pub record: Option<Option<Record>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clean {
+    /// Strike it off.
+    Drop(Why),
+    /// The journal knows it: let [`decide_next`](super::journal::decide_next) tidy it up.
+    Tidy,
+    /// Nothing but the device is left: cut it off, unmount it and detach it.
+    Detach(Generation),
+    /// It cannot be told yet.
+    Keep,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// The node was booted since, or is another machine of the same name.
+    OtherBoot,
+    /// The volume came back: this very entry, or a later one, holds it.
+    HeldByRight,
+    NothingThere,
+}
+
+/// Decides about one thing on the list of this node.
+pub fn decide_garbage(garbage: &GarbageEntry, left: &Left, own: &Own) -> Clean {
+    if garbage.boot_id != own.boot_id {
+        return Clean::Drop(Why::OtherBoot);
+    }
+    let (Some(devices), Some(record)) = (&left.devices, &left.record) else { return Clean::Keep };
+    let is_there = devices.contains(&garbage.generation);
+    let in_journal = left.journal == Some(garbage.generation);
+    if !is_there && !in_journal {
+        return Clean::Drop(match left.journal {
+            Some(later) if later > garbage.generation => Why::HeldByRight,
+            Some(_) | None => Why::NothingThere,
+        });
+    }
+    let entries = record.iter().flat_map(|record| &record.entries);
+    let mut rights = entries.filter(|entry| entry.is_right_of(own));
+    if rights.any(|entry| entry.generation == garbage.generation) {
+        return Clean::Drop(Why::HeldByRight);
+    }
+    if in_journal { Clean::Tidy } else { Clean::Detach(garbage.generation) }
+}
+
+/// What the scan knows of one volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scanned {
+    pub volume: String,
+    pub backend: Backend,
+    pub record: Record,
+    /// Of every node that the record names. One that could not be read is missing.
+    pub nodes: BTreeMap<String, HolderNode>,
+    /// On the PV, `None` when that is gone.
+    pub generation: Option<Generation>,
+    pub raised: Option<Generation>,
+    pub fenced: Vec<EntryKey>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scan {
+    Do(Step),
+    /// The stale entries may leave the record.
+    TakeOut(Change),
+    /// Stale, but nothing proves that these do not write.
+    Stuck(Vec<(Entry, NoProof)>),
+    Clean,
+}
+
+/// Decides what the scan does about one volume.
+///
+/// Only what somebody has given up for good is stale: a node that is gone, created anew or out of
+/// service. An agent that is silent for a while, or a pod that is missing, is not: nobody waits for
+/// the volume, and to shut out a node that works would be the greater harm.
+pub fn decide_stale(scanned: &Scanned, now: Timestamp, policy: &Policy) -> Scan {
+    let by_proof = Policy { takeover: Takeover::ByProof, ..*policy };
+    let nobody = PodRef::default();
+    let (mut pushed, mut stuck): (Vec<Pushed<'_>>, Vec<_>) = (Vec::new(), Vec::new());
+    for entry in scanned.record.entries.iter().filter(|entry| is_stale(entry, &scanned.nodes)) {
+        match decide_proof(entry, &scanned.nodes, scanned.backend, &nobody, now, &by_proof) {
+            Ok(proof) => pushed.push((entry, proof)),
+            Err(why) => stuck.push((entry.clone(), why)),
+        }
+    }
+    if pushed.is_empty() {
+        return if stuck.is_empty() { Scan::Clean } else { Scan::Stuck(stuck) };
+    }
+    let push = PushOut {
+        volume: &scanned.volume,
+        backend: scanned.backend,
+        record: Some(&scanned.record),
+        nodes: &scanned.nodes,
+        generation: scanned.generation,
+        raised: scanned.raised,
+        fenced: &scanned.fenced,
+    };
+    if let Some(step) = push.next_step(&pushed, now) {
+        return Scan::Do(step);
+    }
+    let entries: Vec<Entry> = push.staying(&pushed).cloned().collect();
+    let version = scanned.record.version.clone();
+    Scan::TakeOut(if entries.is_empty() {
+        Change::Delete { version }
+    } else {
+        Change::Replace { version, entries }
+    })
+}
+
+fn is_stale(entry: &Entry, nodes: &BTreeMap<String, HolderNode>) -> bool {
+    if matches!(entry.phase, Phase::Fencing | Phase::Released) {
+        return true;
+    }
+    nodes.get(&entry.node).is_some_and(|holder| {
+        let node = holder.node.as_ref();
+        node.is_none_or(|node| node.uid != entry.node_uid || node.out_of_service)
+    })
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Why::OtherBoot => "the node was booted since",
+            Why::HeldByRight => "the node holds the volume by right",
+            Why::NothingThere => "nothing of it is left",
+        })
     }
 }

@@ -42,6 +42,8 @@ pub struct Journal {
     /// The boot in which this was written; after another, nothing of it is there any more.
     pub boot_id: String,
     pub device: DeviceStage,
+    /// Nothing that is written reaches the storage any more.
+    pub cut: bool,
     pub pods: Vec<PodUse>,
 }
 
@@ -57,8 +59,6 @@ pub enum DeviceStage {
     /// Mounting it in a directory of ours, from which pods get their binds.
     Staging,
     Cutting,
-    /// Nothing reaches the storage any more.
-    Cut,
     Unstaging,
     Unmapping,
 }
@@ -190,6 +190,8 @@ pub enum Fault {
     /// The lease does not allow it.
     Lease(Standing),
     RecordAway,
+    /// An earlier mount has ended, and [`Journal::begin`] has not been called again.
+    NotBegun,
     /// The entry is not there any more, or counts for nothing.
     RightLost,
     Foreign {
@@ -218,7 +220,8 @@ pub fn decide_next(
 }
 
 impl Journal {
-    /// Notes that a pod is going to use the volume. One that is there already goes on.
+    /// Notes that a pod is going to use the volume. One that is there already goes on. To be called
+    /// before every look of a mount: what an earlier one left ends first.
     pub fn begin(&mut self, mount_dir: &str, pod_uid: &str) {
         if !self.pods.iter().any(|pod| pod.mount_dir == mount_dir) {
             self.pods.push(PodUse {
@@ -246,9 +249,7 @@ impl Journal {
     }
 
     pub fn was_cut(&mut self) {
-        if self.device == DeviceStage::Cutting {
-            self.device = DeviceStage::Cut;
-        }
+        self.cut = true;
     }
 
     /// Whether an unmount of the directory has done all that it is answered for.
@@ -290,6 +291,7 @@ impl<'a> Look<'a> {
         }
         if self.journal.boot_id != self.own.boot_id {
             self.journal.device = DeviceStage::Absent;
+            self.journal.cut = false;
         }
     }
 
@@ -358,7 +360,7 @@ impl<'a> Look<'a> {
         let is_used = self.journal.pods.iter().any(uses);
         let is_there = self.seen.staged || self.seen.device != Found::Absent;
         let voided = leaving().any(|pod| !self.right(pod).valid);
-        if !is_used && is_there && (voided || self.seen.hung) && self.is_uncut() {
+        if !is_used && is_there && (voided || self.seen.hung) && !self.journal.cut {
             return Some(self.step(DeviceStage::Cutting, Action::Cut));
         }
         let bound = |pod: &&PodUse| self.seen.bound.contains(&pod.mount_dir);
@@ -377,25 +379,12 @@ impl<'a> Look<'a> {
         leaving().next().map(|pod| self.give_up(pod, is_used))
     }
 
-    /// Cutting is worth it as long as something of the device is in use.
-    fn is_uncut(&self) -> bool {
-        match self.journal.device {
-            DeviceStage::Cut | DeviceStage::Unmapping => false,
-            DeviceStage::Unstaging => self.seen.hung,
-            DeviceStage::Absent
-            | DeviceStage::Mapping
-            | DeviceStage::Formatting
-            | DeviceStage::Formatted
-            | DeviceStage::Staging
-            | DeviceStage::Cutting => true,
-        }
-    }
-
     /// The device is gone, or others here use it: the pod's entry goes, and then the pod.
     fn give_up(&self, pod: &PodUse, is_used: bool) -> Next {
         let mut after = self.journal.clone();
         if !is_used {
             after.device = DeviceStage::Absent;
+            after.cut = false;
         }
         match self.right(pod).entry {
             Known::Unread => Next::Wait(Wait::RecordAway),
@@ -412,13 +401,12 @@ impl<'a> Look<'a> {
     /// One step closer to the mount.
     fn advance(&self, dir: &str) -> Next {
         let Some(pod) = self.journal.pods.iter().find(|pod| pod.mount_dir == dir) else {
-            // It was leaving until now; the caller begins anew.
-            return Next::Fail(Fault::RightLost);
+            return Next::Fail(Fault::NotBegun);
         };
         let bound = self.seen.bound.contains(dir);
         match pod.stage {
             PodStage::Bound if bound => return self.report().unwrap_or(Next::Settled),
-            PodStage::Leaving => return Next::Fail(Fault::RightLost),
+            PodStage::Leaving => return Next::Fail(Fault::NotBegun),
             PodStage::Claiming | PodStage::Claimed | PodStage::Binding | PodStage::Bound => {}
         }
         if !matches!(self.standing, Standing::Held { .. }) {
@@ -491,6 +479,7 @@ impl fmt::Display for Fault {
         match self {
             Fault::Lease(standing) => standing.fmt(f),
             Fault::RecordAway => f.write_str("the API server does not answer"),
+            Fault::NotBegun => f.write_str("an earlier mount of the volume had to end first"),
             Fault::RightLost => f.write_str("the volume was given to another node meanwhile"),
             Fault::Foreign { found } => write!(
                 f,

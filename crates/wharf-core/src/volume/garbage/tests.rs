@@ -1,0 +1,172 @@
+use std::time::Duration;
+
+use super::*;
+use crate::volume::{fence::NodeObject, lease::Sighting};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + second).unwrap()
+}
+
+fn own() -> Own {
+    let owned = str::to_owned;
+    Own { node: owned("a"), node_uid: owned("n-1"), boot_id: owned("b-1"), tenure: 1 }
+}
+
+fn entry(generation: u64) -> Entry {
+    let Own { node, node_uid, boot_id, tenure } = own();
+    let generation = Generation(generation);
+    Entry { node, node_uid, boot_id, tenure, generation, self_fence: true, ..Entry::default() }
+}
+
+fn record(entries: Vec<Entry>) -> Record {
+    Record { version: "1".to_owned(), entries }
+}
+
+#[test]
+fn an_agent_cleans_what_is_left_and_never_what_it_holds_by_right() {
+    let garbage = GarbageEntry::new("pv", &entry(4), at(0), "its node is gone".to_owned());
+    let left = |devices: &[u64], journal: Option<u64>, entries: Vec<Entry>| Left {
+        devices: Some(devices.iter().copied().map(Generation).collect()),
+        journal: journal.map(Generation),
+        record: Some(Some(record(entries))),
+    };
+    let elsewhere = Entry { node: "b".to_owned(), ..entry(5) };
+    let fenced = Entry { phase: Phase::Fencing, ..entry(4) };
+    for (left, expected) in [
+        (left(&[], None, vec![]), Clean::Drop(Why::NothingThere)),
+        (left(&[4], None, vec![elsewhere.clone()]), Clean::Detach(Generation(4))),
+        (left(&[4], Some(4), vec![elsewhere.clone()]), Clean::Tidy),
+        (left(&[], Some(4), vec![elsewhere]), Clean::Tidy),
+        // The mount that wrote it lost its race: we never lost the volume.
+        (left(&[4], Some(4), vec![entry(4)]), Clean::Drop(Why::HeldByRight)),
+        (left(&[4], Some(4), vec![fenced]), Clean::Tidy),
+        // It moved back, with a new generation.
+        (left(&[6], Some(6), vec![entry(6)]), Clean::Drop(Why::HeldByRight)),
+        (left(&[4, 6], Some(6), vec![entry(6)]), Clean::Detach(Generation(4))),
+        (Left { devices: None, ..left(&[], None, vec![]) }, Clean::Keep),
+        (Left { record: None, ..left(&[4], None, vec![]) }, Clean::Keep),
+    ] {
+        assert_eq!(decide_garbage(&garbage, &left, &own()), expected, "{left:?}");
+    }
+}
+
+#[test]
+fn after_a_boot_or_on_another_machine_of_the_same_name_nothing_of_it_can_be_left() {
+    let garbage = GarbageEntry::new("pv", &entry(4), at(0), String::new());
+    for own in [
+        Own { boot_id: "b-2".to_owned(), ..own() },
+        Own { boot_id: "b-2".to_owned(), node_uid: "n-2".to_owned(), ..own() },
+    ] {
+        // What is mapped now was mapped by right.
+        let left = Left { devices: Some(vec![Generation(4)]), ..Left::default() };
+        assert_eq!(decide_garbage(&garbage, &left, &own), Clean::Drop(Why::OtherBoot));
+    }
+    // Its Node was deleted and came back without a boot: the machine still has the device.
+    let own = Own { node_uid: "n-2".to_owned(), ..own() };
+    let left = Left {
+        devices: Some(vec![Generation(4)]),
+        journal: Some(Generation(4)),
+        record: Some(Some(record(vec![entry(4)]))),
+    };
+    assert_eq!(decide_garbage(&garbage, &left, &own), Clean::Tidy);
+}
+
+#[test]
+fn the_list_is_that_of_the_resource() {
+    let entry = Entry { device: Some("/dev/loop0".to_owned()), ..entry(4) };
+    let json =
+        serde_json::to_value(GarbageEntry::new("pv", &entry, at(0), "x".to_owned())).unwrap();
+    let names: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(names, ["bootID", "device", "generation", "mountDir", "reason", "since", "volume"]);
+}
+
+fn scanned(backend: Backend, node: Option<NodeObject>, renewed: i64) -> Scanned {
+    let lease = Sighting {
+        tenure: 1,
+        renewed: at(renewed),
+        duration: Duration::from_secs(20),
+        unchanged_for: Duration::ZERO,
+    };
+    let holder = HolderNode { node, lease: Some(lease), garbage: Vec::new() };
+    Scanned {
+        volume: "pv".to_owned(),
+        backend,
+        record: record(vec![entry(4)]),
+        nodes: BTreeMap::from([("a".to_owned(), holder)]),
+        generation: Some(Generation(4)),
+        raised: None,
+        fenced: Vec::new(),
+    }
+}
+
+/// Does what the scan says and names the steps.
+fn scan(mut scanned: Scanned) -> Vec<&'static str> {
+    let mut steps = Vec::new();
+    for _ in 0..9 {
+        match decide_stale(&scanned, at(100), &Policy::default()) {
+            Scan::Do(Step::Raise { to, .. }) => {
+                scanned.raised = Some(to);
+                steps.push("raise");
+            }
+            Scan::Do(Step::Write { entries, .. }) => {
+                scanned.record.entries = entries;
+                steps.push("mark");
+            }
+            Scan::Do(Step::Fence { holders, .. }) => {
+                scanned.fenced.extend(holders.iter().map(Entry::key));
+                steps.push("fence");
+            }
+            Scan::Do(Step::NoteGarbage { entries, .. }) => {
+                scanned.nodes.get_mut("a").unwrap().garbage.extend(entries);
+                steps.push("note");
+            }
+            Scan::TakeOut(change) => {
+                assert_eq!(change, Change::Delete { version: "1".to_owned() });
+                steps.push("take out");
+                return steps;
+            }
+            Scan::Stuck(_) => {
+                steps.push("stuck");
+                return steps;
+            }
+            Scan::Clean => {
+                steps.push("clean");
+                return steps;
+            }
+        }
+    }
+    panic!("it never ends: {steps:?}");
+}
+
+#[test]
+fn the_scan_moves_what_was_given_up_for_good_and_leaves_the_rest() {
+    let node = |uid: &str, boot: &str, out_of_service| {
+        Some(NodeObject { uid: uid.to_owned(), boot_id: boot.to_owned(), out_of_service })
+    };
+    let all = ["raise", "mark", "fence", "note", "take out"];
+    let (ended, live) = (0, 95);
+    let cases: [(Backend, Option<NodeObject>, i64, &[&str]); 10] = [
+        (Backend::Proxy, None, live, &all),
+        (Backend::Proxy, node("n-2", "b-1", false), live, &all),
+        (Backend::Proxy, node("n-1", "b-1", true), live, &all),
+        (Backend::Proxy, node("n-1", "b-1", false), ended, &["clean"]),
+        (Backend::Proxy, node("n-1", "b-2", false), ended, &["clean"]),
+        (Backend::Loopfile, None, live, &["stuck"]),
+        (Backend::Loopfile, None, ended, &["note", "take out"]),
+        (Backend::Loopfile, node("n-2", "b-2", false), ended, &["note", "take out"]),
+        (Backend::Loopfile, node("n-1", "b-1", true), live, &["stuck"]),
+        (Backend::Loopfile, node("n-1", "b-1", false), ended, &["clean"]),
+    ];
+    for (backend, node, renewed, expected) in cases {
+        let facts = scanned(backend, node, renewed);
+        assert_eq!(scan(facts.clone()), expected, "{facts:?}");
+    }
+    let without_pv = Scanned { generation: None, ..scanned(Backend::Proxy, None, live) };
+    assert_eq!(scan(without_pv), ["mark", "fence", "note", "take out"]);
+    let mut by_a_person = scanned(Backend::Loopfile, node("n-1", "b-1", false), live);
+    by_a_person.record.entries[0].phase = Phase::Released;
+    assert_eq!(scan(by_a_person), ["note", "take out"]);
+    let mut unread = scanned(Backend::Loopfile, None, ended);
+    unread.nodes.clear();
+    assert_eq!(scan(unread), ["clean"]);
+}
