@@ -224,7 +224,7 @@ pub fn decide_attach(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> De
         Ok(admitted) => admitted,
         Err(refusal) => return Decision::Refuse(refusal),
     };
-    if let Some(entry) = standing_entry(snapshot, access) {
+    if let Some(entry) = standing_entry(snapshot, volume, access) {
         return Decision::Granted(Box::new(entry.clone()));
     }
     let attach = Attach { snapshot, volume, backend, access, policy };
@@ -326,11 +326,28 @@ fn access(
 }
 
 /// The entry by which this pod has the volume already: the call is a retry.
-fn standing_entry(snapshot: &Snapshot, access: Access) -> Option<&Entry> {
-    let entries = snapshot.record.iter().flat_map(|record| &record.entries);
-    let mut mine = entries.filter(|entry| is_mine(entry, snapshot));
+///
+/// A write of ours that came late may have brought an entry back whose generation others have passed
+/// meanwhile. It is no grant: generations never fall.
+fn standing_entry<'a>(
+    snapshot: &'a Snapshot,
+    volume: &VolumeFacts,
+    access: Access,
+) -> Option<&'a Entry> {
+    let entries = || snapshot.record.iter().flat_map(|record| &record.entries);
+    let rights = || entries().filter(|entry| entry.is_right_of(&snapshot.own));
     let read_only = access.is_read_only(&snapshot.request);
-    mine.find(|entry| entry.is_right_of(&snapshot.own) && entry.read_only == read_only)
+    let entry = rights().find(|entry| is_mine(entry, snapshot) && entry.read_only == read_only)?;
+    let is_joined = || {
+        let mut others = rights().filter(|other| !is_mine(other, snapshot));
+        others.any(|other| other.generation == entry.generation)
+    };
+    let is_fresh = read_only
+        || entry.phase == Phase::Attached
+        || entry.generation == volume.generation
+        || Some(entry.generation) == snapshot.raised
+        || is_joined();
+    is_fresh.then_some(entry)
 }
 
 fn is_mine(entry: &Entry, snapshot: &Snapshot) -> bool {

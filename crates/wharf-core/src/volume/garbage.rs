@@ -17,6 +17,7 @@ use super::{
     attach::{Policy, Step, Takeover},
     backend::Backend,
     fence::{HolderNode, NoProof, decide_proof},
+    journal::Journal,
     push_out::{PushOut, Pushed},
     record::{Change, Entry, EntryKey, Generation, Own, Phase, Record},
 };
@@ -139,9 +140,10 @@ pub enum Scan {
 
 /// Decides what the scan does about one volume.
 ///
-/// Only what somebody has given up for good is stale: a node that is gone, created anew or out of
-/// service. An agent that is silent for a while, or a pod that is missing, is not: nobody waits for
-/// the volume, and to shut out a node that works would be the greater harm.
+/// Only what was given up for good is stale: by a node that is gone, created anew or out of service,
+/// or that has been booted since and whose agent is back. An agent that is silent for a while, or a
+/// pod that is missing, is not: nobody waits for the volume, and to shut out a node that works would
+/// be the greater harm.
 pub fn decide_stale(scanned: &Scanned, now: Timestamp, policy: &Policy) -> Scan {
     let by_proof = Policy { takeover: Takeover::ByProof, ..*policy };
     let nobody = PodRef::default();
@@ -181,9 +183,23 @@ fn is_stale(entry: &Entry, nodes: &BTreeMap<String, HolderNode>) -> bool {
         return true;
     }
     nodes.get(&entry.node).is_some_and(|holder| {
-        let node = holder.node.as_ref();
-        node.is_none_or(|node| node.uid != entry.node_uid || node.out_of_service)
+        let is_back = holder.lease.is_some_and(|lease| lease.tenure > entry.tenure);
+        holder.node.as_ref().is_none_or(|node| {
+            let rebooted = node.boot_id != entry.boot_id;
+            node.uid != entry.node_uid || node.out_of_service || (rebooted && is_back)
+        })
     })
+}
+
+/// Whether an entry is of this very node and boot, but nothing here knows of it: a write of ours
+/// that came late brought it back after it was given up. Its agent takes it out.
+///
+/// `journal` is that of the volume; a mount that is under way has one. `device` says whether sysfs
+/// shows a device of the volume, `None` when it cannot be read.
+pub fn is_stray(entry: &Entry, own: &Own, journal: Option<&Journal>, device: Option<bool>) -> bool {
+    let is_ours = entry.node == own.node && entry.boot_id == own.boot_id;
+    let mut pods = journal.into_iter().flat_map(|journal| &journal.pods);
+    is_ours && device == Some(false) && !pods.any(|pod| pod.pod_uid == entry.pod_uid)
 }
 
 impl fmt::Display for Why {

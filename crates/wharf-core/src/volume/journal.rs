@@ -93,6 +93,10 @@ pub struct Seen {
     pub staged: bool,
     /// The directories of pods in which this volume is mounted.
     pub bound: BTreeSet<String>,
+    /// The directories of pods that are gone for good: the API server does not know the pod, kubelet
+    /// does not either, and so nobody is going to ask for the unmount. It happens when the pod is
+    /// deleted while its mount is cut off by a crash.
+    pub orphaned: BTreeSet<String>,
     /// An access to the device did not come back in time.
     pub hung: bool,
     /// The record, `None` while it cannot be read. What was read in an earlier tenure of the lease
@@ -301,6 +305,7 @@ impl<'a> Look<'a> {
         match (pod.stage, purpose) {
             (PodStage::Leaving, _) => PodStage::Leaving,
             (_, Purpose::Unmount { dir }) if is_meant(dir) => PodStage::Leaving,
+            _ if self.seen.orphaned.contains(&pod.mount_dir) => PodStage::Leaving,
             (PodStage::Claiming, Purpose::Mount { dir }) if is_meant(dir) => PodStage::Claiming,
             (PodStage::Claimed | PodStage::Binding | PodStage::Bound, _)
                 if !self.right(pod).valid =>

@@ -242,7 +242,12 @@ fn rule(ask: Ask, holder: Option<Holder>) -> Rule {
     let lapsed = holder.who == Who::EarlierTenure && holder.self_fence;
     match holder.who {
         Who::Retry | Who::EarlierTenure if !open => return Rule::Blocked,
-        Who::Retry | Who::EarlierTenure if !lapsed && holder.read_only == reads => {
+        // The PV is at 7 and the holder at 6: as long as nothing is attached, that is too old.
+        Who::Retry | Who::EarlierTenure
+            if !lapsed
+                && holder.read_only == reads
+                && (reads || holder.phase == Phase::Attached) =>
+        {
             return Rule::AsItIs;
         }
         Who::Retry | Who::EarlierTenure => return Rule::Anew,
@@ -516,6 +521,34 @@ fn who_holds_it_and_what_helps_is_said() {
     let expected = "pod default/web on node here reads the volume: it has to be unmounted there \
                     first";
     assert_eq!(text, expected);
+}
+
+#[test]
+fn an_entry_that_a_late_write_brought_back_is_no_grant_when_others_have_passed_it() {
+    let holder = Holder {
+        who: Who::Retry,
+        read_only: false,
+        phase: Phase::Attaching,
+        self_fence: true,
+        there: There::Well,
+        lease: LeaseSeen::Live,
+    };
+    let mut snapshot = plain();
+    holder.put(&mut snapshot);
+    let (decision, _, _) = run(snapshot.clone(), &Policy::default());
+    let Decision::Granted(entry) = decision else { panic!("{decision:?}") };
+    assert_eq!(entry.generation, Generation(8));
+    // Of the present generation it is.
+    snapshot.volume.as_mut().unwrap().generation = Generation(6);
+    let (_, steps, _) = run(snapshot.clone(), &Policy::default());
+    assert!(steps.is_empty(), "{steps:?}");
+    // So it is when another pod of this node uses the volume by it.
+    snapshot.volume.as_mut().unwrap().generation = Generation(7);
+    let other = Holder { who: Who::OtherPodHere, ..holder }.entry();
+    snapshot.record.as_mut().unwrap().entries.push(other);
+    let node_wide = Policy { rwo_scope: RwoScope::Node, ..Policy::default() };
+    let (decision, steps, _) = run(snapshot, &node_wide);
+    assert!(steps.is_empty() && matches!(decision, Decision::Granted(_)), "{steps:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::volume::{fence::NodeObject, lease::Sighting};
+use crate::volume::{fence::NodeObject, journal::DeviceStage, lease::Sighting};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
@@ -78,6 +78,36 @@ fn the_list_is_that_of_the_resource() {
         serde_json::to_value(GarbageEntry::new("pv", &entry, at(0), "x".to_owned())).unwrap();
     let names: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, ["bootID", "device", "generation", "mountDir", "reason", "since", "volume"]);
+}
+
+#[test]
+fn an_entry_of_this_boot_that_nothing_here_knows_is_a_stray() {
+    let journal = Journal {
+        volume: "pv".to_owned(),
+        storage_cluster: String::new(),
+        image: String::new(),
+        backend: Backend::Dir,
+        parameters: BTreeMap::new(),
+        fs_type: String::new(),
+        boot_id: "b-1".to_owned(),
+        device: DeviceStage::Absent,
+        cut: false,
+        pods: Vec::new(),
+    };
+    let mut busy = journal.clone();
+    busy.begin("/pods/u/pv", "");
+    let stray = entry(4);
+    assert!(is_stray(&stray, &own(), None, Some(false)));
+    assert!(is_stray(&stray, &own(), Some(&journal), Some(false)));
+    assert!(!is_stray(&stray, &own(), Some(&busy), Some(false)), "its mount is under way");
+    assert!(!is_stray(&stray, &own(), None, Some(true)), "its device is there");
+    assert!(!is_stray(&stray, &own(), None, None));
+    for other in [
+        Entry { node: "b".to_owned(), ..entry(4) },
+        Entry { boot_id: "b-0".to_owned(), ..entry(4) },
+    ] {
+        assert!(!is_stray(&other, &own(), None, Some(false)), "{other:?}");
+    }
 }
 
 fn scanned(backend: Backend, node: Option<NodeObject>, renewed: i64) -> Scanned {
@@ -161,6 +191,11 @@ fn the_scan_moves_what_was_given_up_for_good_and_leaves_the_rest() {
         let facts = scanned(backend, node, renewed);
         assert_eq!(scan(facts.clone()), expected, "{facts:?}");
     }
+    let mut back = scanned(Backend::Proxy, node("n-1", "b-2", false), live);
+    back.nodes.get_mut("a").unwrap().lease.as_mut().unwrap().tenure = 2;
+    assert_eq!(scan(back.clone()), all, "the node is back and does not know of it");
+    let local = Scanned { backend: Backend::Loopfile, ..back };
+    assert_eq!(scan(local), ["note", "take out"]);
     let without_pv = Scanned { generation: None, ..scanned(Backend::Proxy, None, live) };
     assert_eq!(scan(without_pv), ["mark", "fence", "note", "take out"]);
     let mut by_a_person = scanned(Backend::Loopfile, node("n-1", "b-1", false), live);

@@ -64,6 +64,7 @@ struct World {
     tenure: u64,
     standing: Standing,
     hung: bool,
+    orphaned: BTreeSet<String>,
     /// Another node holds the volume.
     elsewhere: bool,
     /// The device was cut off and not mapped since.
@@ -91,6 +92,7 @@ impl World {
             tenure: 1,
             standing: HELD,
             hung: false,
+            orphaned: BTreeSet::new(),
             elsewhere: false,
             cut: false,
             steps: 0,
@@ -116,6 +118,7 @@ impl World {
             },
             staged: self.staged,
             bound: self.bound.clone(),
+            orphaned: self.orphaned.clone(),
             hung: self.hung,
             record: self.api.then(|| self.record.clone()),
         }
@@ -526,6 +529,17 @@ fn without_its_lease_an_agent_mounts_nothing_and_a_late_one_keeps_what_it_has() 
     world.api = false;
     assert_eq!(world.call(Call::Tidy), End::Waiting);
     assert!(!world.device && world.bound.is_empty(), "cut off without the API");
+}
+
+#[test]
+fn what_a_pod_left_that_is_gone_for_good_is_unmounted() {
+    let mut world = World::new();
+    world.call(Call::Mount(0));
+    world.call(Call::Mount(1));
+    world.orphaned.insert(DIRS[0].to_owned());
+    assert_eq!(world.call(Call::Tidy), End::Settled);
+    world.check_whole();
+    assert_eq!(world.bound, BTreeSet::from([DIRS[1].to_owned()]));
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! Volumes: agents on machines that crash, stop and lose their network, around one API server and
+//! one storage.
+//!
+//! What is checked is what the storage sees: of the writes that it takes, none is of an older grant
+//! than one before it, and no grant is used by two nodes. At the end, when all is well again and all
+//! pods are gone, nothing may be left on any machine or in the API server.
+//!
+//! A machine that is stopped as a whole and goes on later is simulated only for storage that refuses
+//! old clients: for the other kind nothing can help, and the documentation says so.
+
+mod agent;
+mod machine;
+mod network;
+mod server;
+mod storage;
+mod world;
+
+use std::fmt;
+
+pub use world::run;
+
+/// A defect that is put in on purpose, to see that the simulation finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plant {
+    /// Agents take every lease of others for ended.
+    IgnoreLeases,
+    /// Agents give the record up before they detach.
+    GiveUpFirst,
+    /// Agents grant a volume to a pod of the same name, without proof.
+    GrantByName,
+    /// Nothing cuts volumes off when a lease ends.
+    NoSelfFencing,
+    /// The garbage and the leftovers of journals are not cleaned.
+    NoTidying,
+}
+
+impl Plant {
+    pub const ALL: [Plant; 5] = [
+        Plant::IgnoreLeases,
+        Plant::GiveUpFirst,
+        Plant::GrantByName,
+        Plant::NoSelfFencing,
+        Plant::NoTidying,
+    ];
+}
+
+/// What happened in a world in which nothing was wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tally {
+    pub mounts: u64,
+    pub unmounts: u64,
+    pub takeovers: u64,
+    pub writes: u64,
+    /// Writes that the storage refused.
+    pub refused: u64,
+    pub cuts: u64,
+    pub crashes: u64,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.mounts += other.mounts;
+        self.unmounts += other.unmounts;
+        self.takeovers += other.takeovers;
+        self.writes += other.writes;
+        self.refused += other.refused;
+        self.cuts += other.cuts;
+        self.crashes += other.crashes;
+    }
+}
+
+/// What must never happen, with the seed that makes it happen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    pub seed: u64,
+    /// Milliseconds since the world began.
+    pub at: u64,
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} at {} ms: {}", self.seed, self.at, self.what)
+    }
+}
