@@ -24,7 +24,9 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("wharf-kube", &["wharf-core"]),
     ("wharf-pki", &["wharf-core"]),
     ("wharf-store", &["wharf-core"]),
-    ("wharf-agent", &["wharf-api", "wharf-core", "wharf-kube"]),
+    ("wharf-flex", &[]),
+    ("wharf-sim", &["wharf-core"]),
+    ("wharf-agent", &["wharf-api", "wharf-core", "wharf-flex", "wharf-kube"]),
     (
         "wharf-server",
         &[

@@ -8,7 +8,7 @@ mod work;
 use std::collections::BTreeMap;
 
 use wharf_core::volume::{
-    attach::{Policy, Takeover},
+    attach::{Policy, RwoScope, Takeover},
     journal::Journal,
     lease::{Standing, Tenure, Terms},
 };
@@ -33,6 +33,7 @@ pub struct Shared {
     pub images: Vec<Image>,
     pub terms: Terms,
     pub plant: Option<Plant>,
+    pub rwo_scope: RwoScope,
     pub tally: Tally,
     /// The first accident.
     pub accident: Option<String>,
@@ -44,7 +45,7 @@ impl Shared {
             Some(Plant::GrantByName) => Takeover::ByName,
             _ => Takeover::ByProof,
         };
-        Policy { takeover, skew: self.terms.skew, ..Policy::default() }
+        Policy { takeover, rwo_scope: self.rwo_scope, skew: self.terms.skew, ..Policy::default() }
     }
 
     fn ask(&mut self, node: usize, ask: Ask) -> Waiting {

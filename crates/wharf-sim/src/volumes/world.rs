@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf_core::volume::{backend::Backend, fence::NodeObject, lease::Terms};
+use wharf_core::volume::{attach::RwoScope, backend::Backend, fence::NodeObject, lease::Terms};
 
 use super::{
     Plant, Tally, Violation,
@@ -68,6 +68,7 @@ impl World {
             cut_within: seconds(1),
             skew: seconds(1),
         };
+        let rwo_scope = if chance.one_in(4) { RwoScope::Node } else { RwoScope::Pod };
         let shared = Shared {
             now: 0,
             chance,
@@ -75,6 +76,7 @@ impl World {
             images: kinds.iter().map(|backend| Image::new(*backend)).collect(),
             terms,
             plant,
+            rwo_scope,
             tally: Tally::default(),
             accident: None,
         };

@@ -428,7 +428,8 @@ fn check_grant(
 
 #[test]
 fn what_cannot_be_is_refused_with_a_sentence() {
-    let sentence = |change: &dyn Fn(&mut Snapshot)| {
+    type Change<'a> = &'a dyn Fn(&mut Snapshot);
+    let sentence = |change: Change<'_>| {
         let mut snapshot = plain();
         change(&mut snapshot);
         match decide_attach(&snapshot, at(NOW), &Policy::default()) {
@@ -437,7 +438,7 @@ fn what_cannot_be_is_refused_with_a_sentence() {
         }
     };
     let late = Standing::Late { cut_at: SinceBoot(Duration::ZERO) };
-    let cases: [(&dyn Fn(&mut Snapshot), &str); 15] = [
+    let cases: [(Change<'_>, &str); 15] = [
         (&|s| s.standing = late, "the agent could not renew its lease, so nothing new is attached"),
         (
             &|s| s.standing = Standing::Over,

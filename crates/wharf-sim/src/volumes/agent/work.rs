@@ -397,8 +397,8 @@ impl Agent {
     }
 
     fn map(work: &Work, generation: Generation, is_open: bool, machine: &mut Machine) {
-        let grants = work.journal.pods.iter().filter_map(|pod| pod.entry.as_ref());
-        let self_fence = grants.map(|entry| entry.self_fence).any(|promised| promised);
+        let mut grants = work.journal.pods.iter().filter_map(|pod| pod.entry.as_ref());
+        let self_fence = grants.any(|entry| entry.self_fence);
         if is_open {
             let device = Device {
                 generation,
