@@ -30,9 +30,9 @@ fn nobody_writes_beside_another_and_nothing_is_left() {
     }
     println!("{tally:?}");
     // Worlds in which nothing happens would prove nothing.
-    assert!(tally.mounts > SEEDS && tally.unmounts > SEEDS, "{tally:?}");
-    assert!(tally.takeovers > SEEDS / 8 && tally.cuts > SEEDS / 8, "{tally:?}");
-    assert!(tally.refused > 0 && tally.crashes > SEEDS / 4, "{tally:?}");
+    assert!(tally.mounts > 2 * SEEDS && tally.unmounts > SEEDS, "{tally:?}");
+    assert!(tally.takeovers > SEEDS / 2 && tally.cuts > SEEDS / 2, "{tally:?}");
+    assert!(tally.refused > SEEDS && tally.crashes > SEEDS / 4, "{tally:?}");
 }
 
 #[test]

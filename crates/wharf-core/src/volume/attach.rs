@@ -15,6 +15,7 @@ mod tests;
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::{
     backend::Backend,
@@ -67,7 +68,8 @@ pub struct VolumeFacts {
     pub deleting: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The words are those of Kubernetes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessMode {
     ReadWriteOnce,
     ReadWriteOncePod,
@@ -103,7 +105,8 @@ impl Default for Policy {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Takeover {
     ByProof,
     /// Unsafe: a pod of the same name breaks the lock, though the old one may still write.
@@ -111,7 +114,8 @@ pub enum Takeover {
 }
 
 /// What "once" of ReadWriteOnce means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RwoScope {
     Pod,
     Node,

@@ -130,7 +130,7 @@ impl Agent {
     pub fn step(&mut self, machine: &mut Machine, shared: &mut Shared) {
         self.keep_lease(machine, shared);
         // What needs no answer takes no time.
-        for _ in 0..3 {
+        for _ in 0..2 {
             match self.work.take() {
                 Some(work) => self.go_on(work, machine, shared),
                 None => self.work = self.next_work(machine, shared),

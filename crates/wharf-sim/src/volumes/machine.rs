@@ -38,6 +38,8 @@ pub struct Machine {
     /// Whether it reaches the API server and the storage.
     pub api: bool,
     pub storage: bool,
+    /// When it reaches the API server again at the latest.
+    pub back_at: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -86,6 +88,7 @@ impl Machine {
             pods: BTreeMap::new(),
             api: true,
             storage: true,
+            back_at: 0,
         }
     }
 

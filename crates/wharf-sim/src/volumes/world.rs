@@ -17,6 +17,8 @@ use crate::chance::Chance;
 /// In milliseconds: so long everything goes wrong, and so long all is well afterwards.
 const CHAOS: u64 = 90_000;
 const CALM: u64 = 90_000;
+/// How often in a tick packets arrive and agents act.
+const ROUNDS: u64 = 2;
 
 /// Makes the world of a seed and lets it run to its end.
 pub fn run(seed: u64, plant: Option<Plant>) -> Result<Tally, Violation> {
@@ -53,10 +55,10 @@ struct World {
 impl World {
     fn new(seed: u64, plant: Option<Plant>) -> Self {
         let mut chance = Chance::new(seed);
-        let kinds: &[Backend] = match chance.below(3) {
-            0 => &[Backend::Loopfile],
-            1 => &[Backend::Proxy],
-            _ => &[Backend::Loopfile, Backend::Proxy],
+        let kinds: &[Backend] = match chance.below(4) {
+            0 | 1 => &[Backend::Loopfile],
+            2 => &[Backend::Proxy, Backend::Rbd],
+            _ => &[Backend::Loopfile, Backend::Rbd],
         };
         let offset = |chance: &mut Chance| i64::try_from(chance.below(1_000)).unwrap_or(0) - 500;
         let nodes = (0..3).map(|node| (Machine::new(node, offset(&mut chance)), Agent::new()));
@@ -84,23 +86,41 @@ impl World {
     }
 
     fn tick(&mut self) {
-        for packet in self.shared.network.arriving(self.shared.now) {
-            self.deliver(packet);
-        }
         let first = self.shared.chance.index(self.nodes.len());
-        for turn in 0..self.nodes.len() {
-            let node = (first + turn) % self.nodes.len();
-            if self.nodes[node].0.is_running(self.shared.now) {
-                self.run_kubelet(node);
-                self.run_guard(node);
-                self.run_pods(node);
-                let (machine, agent) = &mut self.nodes[node];
-                if agent.is_running(self.shared.now) {
-                    agent.step(machine, &mut self.shared);
-                } else if !agent.up && self.shared.chance.one_in(8) {
-                    agent.start();
-                }
+        let order: Vec<usize> =
+            (0..self.nodes.len()).map(|turn| (first + turn) % self.nodes.len()).collect();
+        for node in &order {
+            let machine = &mut self.nodes[*node].0;
+            machine.api |= machine.back_at != 0 && self.shared.now >= machine.back_at;
+            if machine.api {
+                machine.back_at = 0;
             }
+            if machine.is_running(self.shared.now) {
+                self.run_kubelet(*node);
+                self.run_guard(*node);
+                self.run_pods(*node);
+            }
+        }
+        // A quick answer comes within the tick.
+        for _ in 0..ROUNDS {
+            for packet in self.shared.network.arriving(self.shared.now) {
+                self.deliver(packet);
+            }
+            for node in &order {
+                self.run_agent(*node);
+            }
+        }
+    }
+
+    fn run_agent(&mut self, node: usize) {
+        let (machine, agent) = &mut self.nodes[node];
+        if !machine.is_running(self.shared.now) {
+            return;
+        }
+        if agent.is_running(self.shared.now) {
+            agent.step(machine, &mut self.shared);
+        } else if !agent.up && self.shared.chance.one_in(8 * ROUNDS) {
+            agent.start();
         }
     }
 
@@ -113,7 +133,7 @@ impl World {
             Packet::ToStorage { node, id, order } if self.nodes[node].0.storage => {
                 let answer = match order {
                     Order::Open { volume, generation } => {
-                        match shared.images[volume].open(generation) {
+                        match shared.images[volume].open(node, generation) {
                             true => Answer::Done,
                             false => Answer::Conflict,
                         }
@@ -255,16 +275,39 @@ impl World {
             13..=15 => agent.kill(),
             16..=17 => agent.stopped_until = now + chance.between(1, 75) * TICK,
             18..=20 if stoppable => machine.stopped_until = now + chance.between(1, 100) * TICK,
-            21..=22 => machine.api = false,
-            23..=32 => machine.api = true,
+            21..=22 => {
+                machine.api = false;
+                machine.back_at = now + chance.between(1, 150) * TICK;
+            }
             33 => machine.storage = false,
             34..=40 => machine.storage = true,
             41 => drop(self.server.nodes.remove(&node)),
             42 => self.taint(node, true),
             43..=48 => self.taint(node, false),
-            50..=59 => self.move_pod(),
+            50..=56 => self.move_pod(),
+            60..=64 => self.cut_off_a_writer(),
             _ => {}
         }
+    }
+
+    /// The worst case: a node that writes loses the API server, and its pod is made anew elsewhere. It
+    /// comes back about when the other one takes over.
+    fn cut_off_a_writer(&mut self) {
+        let nodes = self.nodes.len();
+        let writes = |(machine, _): &&mut (Machine, Agent)| {
+            machine.pods.values().any(|pod| pod.state == PodState::Running)
+        };
+        let Some((machine, _)) = self.nodes.iter_mut().find(writes) else { return };
+        let node = machine.node;
+        machine.api = false;
+        machine.back_at = self.shared.now + self.shared.chance.between(20, 90) * TICK;
+        let running = machine.pods.values().find(|pod| pod.state == PodState::Running);
+        let Some(PodHere { name, volume, .. }) = running.cloned() else { return };
+        self.server.pods.retain(|_, pod| pod.volume != volume);
+        self.pods += 1;
+        let other = (node + 1 + self.shared.chance.index(nodes - 1)) % nodes;
+        let pod = Pod { name, node: other, volume, deleting: false };
+        self.server.pods.insert(format!("u{}", self.pods), pod);
     }
 
     fn taint(&mut self, node: usize, out_of_service: bool) {

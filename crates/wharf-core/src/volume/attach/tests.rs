@@ -493,6 +493,14 @@ fn what_cannot_be_is_refused_with_a_sentence() {
 }
 
 #[test]
+fn settings_and_access_modes_have_their_usual_words() {
+    let word = |value: serde_json::Value| value.as_str().unwrap().to_owned();
+    assert_eq!(word(serde_json::to_value(Takeover::ByName).unwrap()), "by_name");
+    assert_eq!(word(serde_json::to_value(RwoScope::Pod).unwrap()), "pod");
+    assert_eq!(word(serde_json::to_value(AccessMode::ReadOnlyMany).unwrap()), "ReadOnlyMany");
+}
+
+#[test]
 fn who_holds_it_and_what_helps_is_said() {
     let holder = Holder {
         who: Who::OtherElsewhere,

@@ -131,7 +131,7 @@ impl Agent {
                 asked.push((uid.clone(), pod.name.clone(), pod.volume, pod.state));
             }
         }
-        if asked.is_empty() || !shared.chance.one_in(3) {
+        if asked.is_empty() || !shared.chance.one_in(2) {
             return None;
         }
         let (uid, name, volume, state) = asked.swap_remove(shared.chance.index(asked.len()));
