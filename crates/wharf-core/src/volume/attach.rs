@@ -65,6 +65,8 @@ pub struct VolumeFacts {
     pub image: String,
     pub modes: Vec<AccessMode>,
     pub generation: Generation,
+    /// The highest generation that the storage has seen for the image, where it can be asked.
+    pub epoch: Generation,
     pub deleting: bool,
 }
 
@@ -142,7 +144,9 @@ pub enum Step {
     Raise { from: Generation, to: Generation },
     /// Write the record, if it still has this version; without a version, create it.
     Write { version: Option<String>, entries: Vec<Entry> },
-    /// Let the data path refuse these holders and everything below the generation.
+    /// Let the data path refuse these holders and everything below the generation: clients that are
+    /// in, and those that come later. A holder that was stopped between its claim and its mapping
+    /// has no client yet.
     Fence { holders: Vec<Entry>, generation: Generation },
     /// Put these on the garbage list of the node.
     NoteGarbage { node: String, entries: Vec<GarbageEntry> },
@@ -445,14 +449,14 @@ impl<'a> Attach<'a> {
             record: self.snapshot.record.as_ref(),
             nodes: &self.snapshot.nodes,
             generation: Some(self.volume.generation),
+            epoch: self.volume.epoch,
             raised: self.snapshot.raised,
             fenced: &self.snapshot.fenced,
         };
         let writes = !self.access.is_read_only(&self.snapshot.request);
         let joins = self.joined().filter(|_| !push.fences(pushed));
         if self.snapshot.raised.is_none() && writes && joins.is_none() {
-            let from = self.volume.generation;
-            return Step::Raise { from, to: from.next() };
+            return push.raise(self.volume.generation);
         }
         if let Some(step) = push.next_step(pushed, now) {
             return step;

@@ -28,9 +28,16 @@ pub struct HolderNode {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeObject {
     pub uid: String,
+    /// Empty until kubelet has said it.
     pub boot_id: String,
     /// Tainted `node.kubernetes.io/out-of-service`.
     pub out_of_service: bool,
+}
+
+impl NodeObject {
+    pub(super) fn is_rebooted_since(&self, entry: &Entry) -> bool {
+        !self.boot_id.is_empty() && self.boot_id != entry.boot_id
+    }
 }
 
 /// Why a holder may be pushed out.
@@ -89,7 +96,7 @@ pub fn decide_proof(
     match (&holder.node, ended) {
         (None, _) => Ok(Proof::NodeGone),
         (Some(node), _) if node.uid != entry.node_uid => Ok(Proof::NodeRecreated),
-        (Some(node), _) if node.boot_id != entry.boot_id => Ok(Proof::Rebooted),
+        (Some(node), _) if node.is_rebooted_since(entry) => Ok(Proof::Rebooted),
         (Some(node), _) if node.out_of_service => Ok(Proof::OutOfService),
         (_, Some(Ended::Yes)) => Ok(Proof::LeaseEnded),
         (_, Some(Ended::NotBefore(until))) => Err(NoProof::Alive { until }),

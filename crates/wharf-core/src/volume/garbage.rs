@@ -163,6 +163,7 @@ pub fn decide_stale(scanned: &Scanned, now: Timestamp, policy: &Policy) -> Scan 
         record: Some(&scanned.record),
         nodes: &scanned.nodes,
         generation: scanned.generation,
+        epoch: Generation::default(),
         raised: scanned.raised,
         fenced: &scanned.fenced,
     };
@@ -185,7 +186,7 @@ fn is_stale(entry: &Entry, nodes: &BTreeMap<String, HolderNode>) -> bool {
     nodes.get(&entry.node).is_some_and(|holder| {
         let is_back = holder.lease.is_some_and(|lease| lease.tenure > entry.tenure);
         holder.node.as_ref().is_none_or(|node| {
-            let rebooted = node.boot_id != entry.boot_id;
+            let rebooted = node.is_rebooted_since(entry);
             node.uid != entry.node_uid || node.out_of_service || (rebooted && is_back)
         })
     })

@@ -2,9 +2,10 @@
 //!
 //! An agent renews its lease and counts from the moment at which it *sent* the renewal, on a clock
 //! that cannot be set. It stops granting when a renewal is late, and its self-fencing volumes are cut
-//! off before the lease ends. Whoever waits for the end counts the whole duration from the stamp
-//! of the renewal plus the bound of the clocks, or from when it first saw that renewal itself. Both
-//! ends of the count are later than the cut, so that nothing has to be agreed on.
+//! off before the lease ends. Whoever waits for the end counts the whole duration and the bound of
+//! the clocks from the stamp of the renewal, or from when it first saw that renewal itself. Both ends
+//! are later than the cut, so that nothing has to be agreed on. A stamp alone is not believed: no
+//! renewal must have been seen for half of the duration.
 //!
 //! A lease that ended is never continued: the agent begins a new tenure, and what it held in the
 //! old one counts for nothing until it is claimed anew. Otherwise an agent that comes back just when
@@ -68,7 +69,9 @@ impl SinceBoot {
 /// One unbroken hold of the lease by its agent.
 ///
 /// The number is the lease's `leaseTransitions`. It rises whenever the lease is taken again after it
-/// ended or after a boot, never by a renewal.
+/// ended or after a boot, never by a renewal. The agent keeps it on its disk as well, so that it does
+/// not fall when the lease object is deleted. A new tenure is begun only after everything that
+/// promised it in the old one is cut off: others take a higher number as the proof of that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tenure {
     pub number: u64,
@@ -137,15 +140,19 @@ impl Sighting {
             return Ended::Yes;
         }
         let whole = self.duration.saturating_add(skew);
-        let end = later(self.renewed, whole);
-        // A stamp from the future says that the clocks are worse than the bound: only what we saw
-        // ourselves counts then.
+        // A stamp from the future says that the clocks are worse than the bound. One from the past
+        // may say so too: an agent that is well renews at least twice in the duration, so that
+        // nobody who is well is pushed out for a wrong clock.
         let is_sane = self.renewed <= later(now, skew);
-        if (is_sane && now > end) || self.unchanged_for > whole {
+        let half = self.duration / 2;
+        let by_stamp = later(self.renewed, whole);
+        let stamp_ended = is_sane && self.unchanged_for >= half && now > by_stamp;
+        if stamp_ended || self.unchanged_for > whole {
             return Ended::Yes;
         }
-        let watched = later(now, whole.saturating_sub(self.unchanged_for));
-        Ended::NotBefore(if is_sane { end.min(watched) } else { watched })
+        let by_watch = later(now, whole.saturating_sub(self.unchanged_for));
+        let by_stamp = by_stamp.max(later(now, half.saturating_sub(self.unchanged_for)));
+        Ended::NotBefore(if is_sane { by_stamp.min(by_watch) } else { by_watch })
     }
 }
 
@@ -216,8 +223,11 @@ mod tests {
             unchanged_for: seconds(unchanged_for),
         };
         for (sighting, now, tenure, expected) in [
-            (seen(0, 0), 23, 3, Ended::NotBefore(at(23))),
-            (seen(0, 0), 24, 3, Ended::Yes),
+            (seen(0, 10), 23, 3, Ended::NotBefore(at(23))),
+            (seen(0, 10), 24, 3, Ended::Yes),
+            // Nothing but the stamp speaks for it: the holder's clock may be wrong.
+            (seen(0, 0), 24, 3, Ended::NotBefore(at(34))),
+            (seen(0, 9), 999, 3, Ended::NotBefore(at(1_000))),
             (seen(0, 24), 10, 3, Ended::Yes),
             (seen(0, 20), 10, 3, Ended::NotBefore(at(13))),
             // Of an earlier tenure, the end is certain.

@@ -23,6 +23,8 @@ pub(super) struct PushOut<'a> {
     pub nodes: &'a BTreeMap<String, HolderNode>,
     /// On the PV. `None` when that is gone: nobody can be granted the volume any more.
     pub generation: Option<Generation>,
+    /// The highest that the storage has seen, as far as it was asked.
+    pub epoch: Generation,
     pub raised: Option<Generation>,
     pub fenced: &'a [EntryKey],
 }
@@ -49,6 +51,12 @@ impl<'a> PushOut<'a> {
         self.entries().filter(move |entry| !out.contains(&entry.key()))
     }
 
+    /// A PV that was deleted and made anew begins at nothing, where its image does not.
+    pub fn raise(&self, from: Generation) -> Step {
+        let held = self.entries().map(|entry| entry.generation).max().unwrap_or_default();
+        Step::Raise { from, to: from.max(self.epoch).max(held).next() }
+    }
+
     pub fn write(&self, entries: Vec<Entry>) -> Step {
         let version = self.record.map(|record| record.version.clone());
         Step::Write { version, entries }
@@ -62,7 +70,7 @@ impl<'a> PushOut<'a> {
     fn fence(&self, pushed: &[Pushed<'_>]) -> Option<Step> {
         let generation = match (self.raised, self.generation) {
             (Some(raised), _) => raised,
-            (None, Some(from)) => return Some(Step::Raise { from, to: from.next() }),
+            (None, Some(from)) => return Some(self.raise(from)),
             (None, None) => pushed.iter().map(|(entry, _)| entry.generation.next()).max()?,
         };
         let is_out = |entry: &Entry| pushed.iter().any(|(out, _)| out.key() == entry.key());

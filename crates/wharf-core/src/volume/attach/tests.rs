@@ -41,6 +41,7 @@ fn plain() -> Snapshot {
             image: owned("img"),
             modes: vec![AccessMode::ReadWriteOnce],
             generation: Generation(7),
+            epoch: Generation(0),
             deleting: false,
         }),
         cluster: Some(ClusterFacts { backend: Backend::Loopfile, deleting: false }),
@@ -189,7 +190,12 @@ impl Holder {
         snapshot.record = Some(Record { version: "1".to_owned(), entries: vec![self.entry()] });
         let lease = |tenure, renewed| {
             let duration = Duration::from_secs(20);
-            Some(Sighting { tenure, renewed: at(renewed), duration, unchanged_for: Duration::ZERO })
+            Some(Sighting {
+                tenure,
+                renewed: at(renewed),
+                duration,
+                unchanged_for: Duration::from_secs(10),
+            })
         };
         snapshot.nodes.get_mut("here").unwrap().lease = lease(5, NOW);
         let node = match self.there {
@@ -558,6 +564,32 @@ fn an_entry_that_a_late_write_brought_back_is_no_grant_when_others_have_passed_i
     let node_wide = Policy { rwo_scope: RwoScope::Node, ..Policy::default() };
     let (decision, steps, _) = run(snapshot, &node_wide);
     assert!(steps.is_empty() && matches!(decision, Decision::Granted(_)), "{steps:?}");
+}
+
+#[test]
+fn a_pv_that_was_made_anew_does_not_begin_below_its_image_or_its_holder() {
+    let mut snapshot = plain();
+    let volume = snapshot.volume.as_mut().unwrap();
+    volume.generation = Generation(0);
+    volume.epoch = Generation(40);
+    let (decision, ..) = run(snapshot.clone(), &Policy::default());
+    let Decision::Granted(entry) = decision else { panic!("{decision:?}") };
+    assert_eq!(entry.generation, Generation(41));
+    // The holder is at 6; to shut it out takes more.
+    snapshot.volume.as_mut().unwrap().epoch = Generation(0);
+    snapshot.cluster = Some(ClusterFacts { backend: Backend::Rbd, deleting: false });
+    let holder = Holder {
+        who: Who::OtherElsewhere,
+        read_only: false,
+        phase: Phase::Attached,
+        self_fence: false,
+        there: There::Gone,
+        lease: LeaseSeen::Missing,
+    };
+    holder.put(&mut snapshot);
+    let (decision, ..) = run(snapshot, &Policy::default());
+    let Decision::Granted(entry) = decision else { panic!("{decision:?}") };
+    assert_eq!(entry.generation, Generation(7));
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn scanned(backend: Backend, node: Option<NodeObject>, renewed: i64) -> Scanned 
         tenure: 1,
         renewed: at(renewed),
         duration: Duration::from_secs(20),
-        unchanged_for: Duration::ZERO,
+        unchanged_for: Duration::from_secs(10),
     };
     let holder = HolderNode { node, lease: Some(lease), garbage: Vec::new() };
     Scanned {
@@ -191,6 +191,10 @@ fn the_scan_moves_what_was_given_up_for_good_and_leaves_the_rest() {
         let facts = scanned(backend, node, renewed);
         assert_eq!(scan(facts.clone()), expected, "{facts:?}");
     }
+    // A Node that does not say its boot yet says nothing about it.
+    let mut silent = scanned(Backend::Proxy, node("n-1", "", false), live);
+    silent.nodes.get_mut("a").unwrap().lease.as_mut().unwrap().tenure = 2;
+    assert_eq!(scan(silent), ["clean"]);
     let mut back = scanned(Backend::Proxy, node("n-1", "b-2", false), live);
     back.nodes.get_mut("a").unwrap().lease.as_mut().unwrap().tenure = 2;
     assert_eq!(scan(back.clone()), all, "the node is back and does not know of it");

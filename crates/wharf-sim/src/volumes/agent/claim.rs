@@ -63,6 +63,7 @@ impl Agent {
                 image: volume_name(volume),
                 modes: vec![AccessMode::ReadWriteOnce],
                 generation: facts.generation,
+                epoch: Default::default(),
                 deleting: false,
             }),
             cluster: Some(ClusterFacts { backend: shared.images[volume].backend, deleting: false }),
