@@ -6,24 +6,32 @@ use std::{
     io::{self, Write},
     panic,
     path::Path,
-    process::ExitCode,
+    process::{self, ExitCode},
 };
 
 use wharf_flex::{Deadlines, Output, SOCKET, answer, frame::Status};
 
 fn main() -> ExitCode {
-    // A panic would be a line on stderr, which makes the output unreadable.
-    panic::set_hook(Box::new(|_| {}));
-    let output = panic::catch_unwind(run).unwrap_or_else(|_| failure("the driver failed"));
-    let text = serde_json::to_string(&output)
-        .unwrap_or_else(|_| r#"{"status":"Failure","message":"the driver failed"}"#.to_owned());
-    let mut stdout = io::stdout().lock();
-    let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
-    if output.status == Status::Success && written.is_ok() {
+    // A panic would be a line on stderr, which makes the output unreadable, and no answer. The hook
+    // works also where panics abort.
+    panic::set_hook(Box::new(|_| {
+        print(&failure("the driver failed"));
+        process::exit(1);
+    }));
+    let output = run();
+    if print(&output) && output.status == Status::Success {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// Prints the one answer; false when nobody reads it.
+fn print(output: &Output) -> bool {
+    let text = serde_json::to_string(output)
+        .unwrap_or_else(|_| r#"{"status":"Failure","message":"the driver failed"}"#.to_owned());
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush()).is_ok()
 }
 
 fn run() -> Output {
