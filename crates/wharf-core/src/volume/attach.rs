@@ -443,6 +443,9 @@ impl<'a> Attach<'a> {
     }
 
     fn next_step(&self, pushed: &[Pushed<'_>], now: Timestamp) -> Step {
+        // A raise that others have passed since counts for nothing.
+        let passed = |raised: &Generation| self.entries().any(|entry| entry.generation >= *raised);
+        let raised = self.snapshot.raised.filter(|raised| !passed(raised));
         let push = PushOut {
             volume: &self.snapshot.request.volume,
             backend: self.backend,
@@ -450,18 +453,18 @@ impl<'a> Attach<'a> {
             nodes: &self.snapshot.nodes,
             generation: Some(self.volume.generation),
             epoch: self.volume.epoch,
-            raised: self.snapshot.raised,
+            raised,
             fenced: &self.snapshot.fenced,
         };
         let writes = !self.access.is_read_only(&self.snapshot.request);
         let joins = self.joined().filter(|_| !push.fences(pushed));
-        if self.snapshot.raised.is_none() && writes && joins.is_none() {
+        if raised.is_none() && writes && joins.is_none() {
             return push.raise(self.volume.generation);
         }
         if let Some(step) = push.next_step(pushed, now) {
             return step;
         }
-        let generation = joins.or(self.snapshot.raised).unwrap_or(self.volume.generation);
+        let generation = joins.or(raised).unwrap_or(self.volume.generation);
         let stays = push.staying(pushed).filter(|entry| !self.is_replaced(entry));
         let entries = stays.cloned().chain([self.new_entry(generation)]).collect();
         push.write(entries)

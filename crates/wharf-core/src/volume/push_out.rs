@@ -68,7 +68,10 @@ impl<'a> PushOut<'a> {
 
     /// Marked first, so that nobody else comes into the record between the proof and the fence.
     fn fence(&self, pushed: &[Pushed<'_>]) -> Option<Step> {
-        let generation = match (self.raised, self.generation) {
+        // What was raised before may have been passed meanwhile; it would shut out nobody.
+        let raised =
+            self.raised.filter(|raised| pushed.iter().all(|(entry, _)| entry.generation < *raised));
+        let generation = match (raised, self.generation) {
             (Some(raised), _) => raised,
             (None, Some(from)) => return Some(self.raise(from)),
             (None, None) => pushed.iter().map(|(entry, _)| entry.generation.next()).max()?,

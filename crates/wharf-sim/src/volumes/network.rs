@@ -68,6 +68,17 @@ impl Network {
         self.packets.push((now + ticks * TICK, packet));
     }
 
+    /// A client that is unmapped has waited for its data, and one that is booted anew sends none of
+    /// the old.
+    pub fn end_data(&mut self, of_node: usize, of_volume: Option<usize>) {
+        self.packets.retain(|(_, packet)| match packet {
+            Packet::Data { node, volume, .. } => {
+                *node != of_node || of_volume.is_some_and(|it| it != *volume)
+            }
+            Packet::ToServer { .. } | Packet::ToStorage { .. } | Packet::ToAgent { .. } => true,
+        });
+    }
+
     /// What arrives now, in any order.
     pub fn arriving(&mut self, now: u64) -> Vec<Packet> {
         let mut arrived = Vec::new();

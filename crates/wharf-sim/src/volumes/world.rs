@@ -266,6 +266,7 @@ impl World {
             0 if machine.up => {
                 self.shared.tally.crashes += 1;
                 machine.crash();
+                self.shared.network.end_data(node, None);
                 agent.kill();
             }
             1..=12 if !machine.up => {

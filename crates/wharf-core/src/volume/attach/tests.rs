@@ -587,6 +587,12 @@ fn a_pv_that_was_made_anew_does_not_begin_below_its_image_or_its_holder() {
         lease: LeaseSeen::Missing,
     };
     holder.put(&mut snapshot);
+    let (decision, ..) = run(snapshot.clone(), &Policy::default());
+    let Decision::Granted(entry) = decision else { panic!("{decision:?}") };
+    assert_eq!(entry.generation, Generation(7));
+    // So it is when this attempt raised before the holder came.
+    snapshot.volume.as_mut().unwrap().generation = Generation(6);
+    snapshot.raised = Some(Generation(5));
     let (decision, ..) = run(snapshot, &Policy::default());
     let Decision::Granted(entry) = decision else { panic!("{decision:?}") };
     assert_eq!(entry.generation, Generation(7));

@@ -202,6 +202,8 @@ fn the_scan_moves_what_was_given_up_for_good_and_leaves_the_rest() {
     assert_eq!(scan(local), ["note", "take out"]);
     let without_pv = Scanned { generation: None, ..scanned(Backend::Proxy, None, live) };
     assert_eq!(scan(without_pv), ["mark", "fence", "note", "take out"]);
+    let late = Scanned { raised: Some(Generation(4)), ..scanned(Backend::Proxy, None, live) };
+    assert_eq!(scan(late), all, "a raise that the holder has passed shuts out nobody");
     let mut by_a_person = scanned(Backend::Loopfile, node("n-1", "b-1", false), live);
     by_a_person.record.entries[0].phase = Phase::Released;
     assert_eq!(scan(by_a_person), ["note", "take out"]);

@@ -58,7 +58,12 @@ impl Agent {
     }
 
     /// Strikes off what is done, and takes out what nothing here knows of.
-    fn clean(&mut self, survey: &Survey, machine: &mut Machine, shared: &Shared) -> Option<Ask> {
+    fn clean(
+        &mut self,
+        survey: &Survey,
+        machine: &mut Machine,
+        shared: &mut Shared,
+    ) -> Option<Ask> {
         let own = machine.own();
         for entry in &survey.garbage {
             let volume: usize = entry.volume.trim_start_matches("pv").parse().ok()?;
@@ -74,7 +79,10 @@ impl Agent {
             match decide_garbage(entry, &left, &own) {
                 Clean::Keep => {}
                 Clean::Tidy => drop(self.tidy_at.insert(volume, shared.now)),
-                Clean::Detach(_) => drop(machine.devices.remove(&volume)),
+                Clean::Detach(_) => {
+                    shared.network.end_data(machine.node, Some(volume));
+                    machine.devices.remove(&volume);
+                }
                 Clean::Drop(_) => {
                     return Some(Ask::DropGarbage { node: machine.node, entry: entry.clone() });
                 }

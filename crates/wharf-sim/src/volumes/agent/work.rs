@@ -456,7 +456,10 @@ impl Agent {
                 }
                 device.staged = false;
             }
-            Action::Unmap => drop(machine.devices.remove(&volume)),
+            Action::Unmap => {
+                shared.network.end_data(node, Some(volume));
+                machine.devices.remove(&volume);
+            }
             Action::Forget
             | Action::Claim { .. }
             | Action::Map
