@@ -17,6 +17,7 @@ const FILE_LINES: usize = 700;
 const DIRECTION: &[(&str, &[&str])] = &[
     ("wharf-core", &[]),
     ("wharf-api", &[]),
+    ("wharf-block", &[]),
     ("wharf-bundle", &[]),
     ("wharf-pause", &[]),
     ("wharf-testbed", &["wharf-bundle"]),
@@ -26,7 +27,7 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("wharf-store", &["wharf-core"]),
     ("wharf-flex", &[]),
     ("wharf-sim", &["wharf-core"]),
-    ("wharf-agent", &["wharf-api", "wharf-core", "wharf-flex", "wharf-kube"]),
+    ("wharf-agent", &["wharf-api", "wharf-block", "wharf-core", "wharf-flex", "wharf-kube"]),
     (
         "wharf-server",
         &[
@@ -39,10 +40,21 @@ const DIRECTION: &[(&str, &[&str])] = &[
             "wharf-store",
         ],
     ),
-    ("wharf", &["wharf-agent", "wharf-api", "wharf-bundle", "wharf-server", "wharf-store"]),
+    (
+        "wharf",
+        &[
+            "wharf-agent",
+            "wharf-api",
+            "wharf-block",
+            "wharf-bundle",
+            "wharf-server",
+            "wharf-store",
+        ],
+    ),
     (
         "wharf-bench",
         &[
+            "wharf-block",
             "wharf-bundle",
             "wharf-core",
             "wharf-kube",
