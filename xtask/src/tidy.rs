@@ -42,14 +42,7 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ),
     (
         "wharf",
-        &[
-            "wharf-agent",
-            "wharf-api",
-            "wharf-block",
-            "wharf-bundle",
-            "wharf-server",
-            "wharf-store",
-        ],
+        &["wharf-agent", "wharf-api", "wharf-block", "wharf-bundle", "wharf-server", "wharf-store"],
     ),
     (
         "wharf-bench",

@@ -1,13 +1,20 @@
 //! The agent's configuration: a TOML file. It is strict, as the server's is: a key that does not
 //! exist is an error that names the nearest one that does.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 use wharf_core::{
     install::{credentials::path, network::NETWORK_FILE},
     node::join::FEWEST_NODES,
+    volume::{
+        attach::{Policy, RwoScope, Takeover},
+        lease::Terms,
+    },
     words::nearest,
 };
 
@@ -95,13 +102,61 @@ impl Logs {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Volumes {
+    /// Where kubelet looks for drivers, if it does not say so itself.
     pub plugin_dir: Option<PathBuf>,
     pub kubelet_root: Option<PathBuf>,
+    /// Where the agent keeps what it does with volumes. Without it there are none.
     pub state_dir: Option<PathBuf>,
+    /// The driver for kubelet; without it `wharf-flex` beside the agent's own program.
+    pub driver: Option<PathBuf>,
+    /// What breaks the lock of a volume.
+    pub takeover_policy: Takeover,
+    pub rwo_scope: RwoScope,
+    /// Whether this node cuts its volumes off before its lease ends. Without it: only where the
+    /// storage cannot shut the node out.
+    pub self_fence: Option<bool>,
+    /// How long the lease lasts without being renewed.
+    pub lease_seconds: u64,
 }
+
+impl Default for Volumes {
+    fn default() -> Self {
+        Self {
+            plugin_dir: None,
+            kubelet_root: None,
+            state_dir: None,
+            driver: None,
+            takeover_policy: Takeover::ByProof,
+            rwo_scope: RwoScope::Pod,
+            self_fence: None,
+            lease_seconds: Terms::default().duration.as_secs(),
+        }
+    }
+}
+
+impl Volumes {
+    pub fn policy(&self) -> Policy {
+        Policy {
+            takeover: self.takeover_policy,
+            rwo_scope: self.rwo_scope,
+            self_fence: self.self_fence,
+            skew: self.terms().skew,
+        }
+    }
+
+    /// All times in the proportion of the usual ones.
+    pub fn terms(&self) -> Terms {
+        let usual = Terms::default();
+        let duration = Duration::from_secs(self.lease_seconds.max(SHORTEST_LEASE));
+        Terms { duration, renew_every: duration / 5, cut_within: duration / 4, ..usual }
+    }
+}
+
+/// A lease that is shorter ends whenever a machine is busy.
+const SHORTEST_LEASE: u64 = 10;
 
 impl Default for Config {
     fn default() -> Self {
@@ -235,7 +290,14 @@ fn known_keys() -> Vec<String> {
         trace_token_file: some(),
         server: Some(String::new()),
         logs: Logs { file: some(), url: Some(String::new()), ..Logs::default() },
-        volumes: Volumes { plugin_dir: some(), kubelet_root: some(), state_dir: some() },
+        volumes: Volumes {
+            plugin_dir: some(),
+            kubelet_root: some(),
+            state_dir: some(),
+            driver: some(),
+            self_fence: Some(true),
+            ..Volumes::default()
+        },
         ..Config::default()
     };
     let mut known = keys(&Table::try_from(full).unwrap_or_default());

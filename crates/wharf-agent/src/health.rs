@@ -11,7 +11,7 @@ use std::{
 
 use jiff::Timestamp;
 use tokio::sync::watch;
-use wharf_api::node_files::{AgentFault, AgentHealth, TaskHealth};
+use wharf_api::node_files::{AgentCondition, AgentFault, AgentHealth, TaskHealth};
 
 mod server;
 
@@ -47,6 +47,7 @@ struct Task {
     working: bool,
     restarts: u32,
     faults: BTreeMap<String, (String, Timestamp)>,
+    conditions: BTreeMap<&'static str, (String, Timestamp)>,
     more: bool,
 }
 
@@ -128,6 +129,15 @@ impl Reporter {
         }
     }
 
+    /// Something worth knowing that is no fault, with the time at which it came about.
+    pub fn condition(&self, name: &'static str, text: &str) {
+        let text = cut(text, LONGEST_REASON);
+        self.change(|task| {
+            task.conditions.insert(name, (text, Timestamp::now()));
+            true
+        });
+    }
+
     pub fn clear(&self, subject: &str) {
         let subject = cut(subject, LONGEST_SUBJECT);
         let news = self.change(|task| {
@@ -180,8 +190,14 @@ impl Task {
             reason: reason.clone(),
             since: (*since).into(),
         });
+        let conditions = self.conditions.iter().map(|(name, (text, since))| AgentCondition {
+            name: (*name).to_owned(),
+            text: text.clone(),
+            since: (*since).into(),
+        });
         TaskHealth {
             name: name.to_owned(),
+            conditions: conditions.collect::<Vec<_>>().into(),
             working: self.working,
             restarts: self.restarts,
             faults: faults.collect::<Vec<_>>().into(),

@@ -25,7 +25,7 @@ mod kernel;
 pub mod made;
 mod paths;
 mod remove;
-mod root;
+pub(crate) mod root;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -28,6 +28,7 @@ pub mod status;
 mod store;
 pub mod tasks;
 pub mod tracker;
+pub mod volumes;
 mod web;
 
 pub use run::{AgentError, run};

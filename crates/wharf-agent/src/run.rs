@@ -21,6 +21,7 @@ use crate::{
     status::{cluster, firewall, roles, server},
     tasks::{Context, Tasks},
     tracker::Tracker,
+    volumes,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +92,7 @@ fn start(context: Context) -> Tasks {
             passthrough::run(context, reporter, kube.clone())
         });
         apps::start(&mut tasks, &config, keeper.kube());
+        volumes::start(&mut tasks, &config, &keeper.kube());
         let kube = keeper.kube();
         tasks.start("console", move |context, reporter| {
             console::run(context, reporter, kube.clone())

@@ -36,7 +36,7 @@ pub use drain::{
     BaseOsConfig, BaseOsStatus, NodeAgentStatus, NodeDrainRequest, NodeDrainStatus, ZedAgentStatus,
 };
 pub use go::{Ip, IpPrefix, List, NotAUuid, Time, Uuid};
-pub use health::{AgentFault, AgentHealth, TaskHealth};
+pub use health::{AgentCondition, AgentFault, AgentHealth, TaskHealth};
 pub use network::{
     AddrInfo, AppNetAdapter, AppNetworkConfig, AppNetworkStatus, AssignedAddress,
     AssignedAddresses, DeviceNetworkStatus, NetworkInstanceStatus, NetworkPort,

@@ -29,7 +29,7 @@ use crate::ioctl::{
     self, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LO_NAME_SIZE, LoopConfig, LoopInfo,
 };
 
-pub use observe::{Observed, find, list};
+pub use observe::{Observed, find, list, observe};
 
 /// The kernel's field has 64 bytes, the last of them zero.
 pub const MAX_TAG: usize = LO_NAME_SIZE - 1;

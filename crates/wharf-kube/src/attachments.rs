@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use http::{Method, Request, header};
+use http::Method;
 use kube::api::ListParams;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wharf_core::node::passthrough::Definition;
 
 use crate::{
-    cluster::Cluster,
-    error::{KubeError, Result},
+    cluster::{Cluster, JSON, MERGE},
+    error::Result,
 };
 
 /// The list of a definition's users, with commas between them.
@@ -54,18 +54,17 @@ impl Cluster {
             "metadata": { "name": wanted.name, "annotations": { USERS: users } },
             "spec": { "config": wanted.config },
         });
-        let patch = "application/merge-patch+json";
         let (method, name, kind) = match seen {
-            None => (Method::POST, "", "application/json"),
+            None => (Method::POST, "", JSON),
             Some(seen) => {
                 if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
                     metadata.insert("resourceVersion".to_owned(), json!(seen.version));
                 }
-                (Method::PATCH, wanted.name.as_str(), patch)
+                (Method::PATCH, wanted.name.as_str(), MERGE)
             }
         };
         let what = format!("write {KIND} {}", wanted.name);
-        self.send(what, method, &path(namespace, name), kind, &object).await
+        self.send::<Value>(what, method, &path(namespace, name), kind, &object).await.map(drop)
     }
 
     /// Deletes a definition if it is still as it was seen.
@@ -78,27 +77,10 @@ impl Cluster {
         let options = json!({ "preconditions": { "resourceVersion": seen.version } });
         let what = format!("delete {KIND} {name}");
         let path = path(namespace, name);
-        match self.send(what, Method::DELETE, &path, "application/json", &options).await {
-            Err(error) if error.is_not_found() => Ok(()),
-            done => done,
+        match self.send::<Value>(what, Method::DELETE, &path, JSON, &options).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            Ok(_) | Err(_) => Ok(()),
         }
-    }
-
-    async fn send(
-        &self,
-        what: String,
-        method: Method,
-        path: &str,
-        kind: &str,
-        body: &Value,
-    ) -> Result<()> {
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::CONTENT_TYPE, kind)
-            .body(body.to_string().into_bytes())
-            .map_err(|error| KubeError::of(what.clone(), kube::Error::HttpError(error)))?;
-        self.call(what, self.client.request::<Value>(request)).await.map(drop)
     }
 }
 

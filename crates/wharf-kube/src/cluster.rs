@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
-use http::{Request, Uri};
+use http::{Method, Request, Uri, header};
 use kube::{Client, api::ListParams};
 use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
 use tokio::{
     sync::Semaphore,
     time::{Instant, sleep, sleep_until, timeout_at},
@@ -201,6 +202,24 @@ impl Cluster {
         }
     }
 
+    /// A request with a body of JSON; `kind` says how it is meant.
+    pub(crate) async fn send<T: DeserializeOwned>(
+        &self,
+        what: String,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: &Value,
+    ) -> Result<T> {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::CONTENT_TYPE, kind)
+            .body(body.to_string().into_bytes())
+            .map_err(|error| KubeError::of(what.clone(), kube::Error::HttpError(error)))?;
+        self.call(what, self.client.request(request)).await
+    }
+
     /// All items of a list, page by page, each reduced to what `T` keeps of it.
     pub(crate) async fn list<T: DeserializeOwned>(
         &self,
@@ -284,6 +303,11 @@ impl Cluster {
         }
     }
 }
+
+/// A whole object, or options.
+pub(crate) const JSON: &str = "application/json";
+/// What is said replaces what is there; lists as a whole.
+pub(crate) const MERGE: &str = "application/merge-patch+json";
 
 /// Few enough pods for a page of some megabytes.
 const PAGE: u32 = 250;

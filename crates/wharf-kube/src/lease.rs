@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use http::{Method, Request, header};
+use http::Method;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wharf_core::node::leader::Lease;
 
 use crate::{
-    cluster::Cluster,
-    error::{KubeError, Result},
+    cluster::{Cluster, JSON, MERGE},
+    error::Result,
 };
 
 const VERSION: &str = "coordination.k8s.io/v1";
@@ -56,18 +56,12 @@ impl Cluster {
         let object =
             json!({ "apiVersion": VERSION, "kind": "Lease", "metadata": metadata, "spec": spec });
         let (method, name, kind) = match missing {
-            true => (Method::POST, "", "application/json"),
-            false => (Method::PATCH, name, "application/merge-patch+json"),
+            true => (Method::POST, "", JSON),
+            false => (Method::PATCH, name, MERGE),
         };
         let path = path(namespace, name);
         let what = format!("write {path}");
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::CONTENT_TYPE, kind)
-            .body(object.to_string().into_bytes())
-            .map_err(|error| KubeError::of(what.clone(), kube::Error::HttpError(error)))?;
-        let written: Object = self.call(what, self.client.request(request)).await?;
+        let written: Object = self.send(what, method, &path, kind, &object).await?;
         Ok(written.into())
     }
 }

@@ -36,6 +36,7 @@ mod stats;
 mod storage;
 mod transport;
 mod vms;
+pub mod volumes;
 mod watch;
 mod workload;
 

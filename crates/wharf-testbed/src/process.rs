@@ -133,6 +133,19 @@ pub fn example(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// The program of that name of the workspace, beside the test that asks.
+pub fn binary(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let profile = test.parent().and_then(Path::parent).context("the test lies nowhere")?;
+    let program = profile.join(name);
+    anyhow::ensure!(
+        program.exists(),
+        "{} is not built; run `cargo build --workspace` first",
+        program.display()
+    );
+    Ok(program)
+}
+
 /// Below the ports that the system gives to outgoing connections: those would take the port of a
 /// server that is being started again.
 const PORTS: Range<u16> = 20_000..30_000;

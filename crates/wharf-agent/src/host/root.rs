@@ -163,8 +163,11 @@ impl Commands for System {
 
 fn read_all(pipe: impl Read) -> String {
     let mut bytes = Vec::new();
+    let mut pipe = pipe.take(OUTPUT_LIMIT);
     // What could be read until an error is still worth showing.
-    let _ = pipe.take(OUTPUT_LIMIT).read_to_end(&mut bytes);
+    let _ = pipe.read_to_end(&mut bytes);
+    // A program that says more would wait for somebody to listen.
+    let _ = io::copy(&mut pipe.into_inner(), &mut io::sink());
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

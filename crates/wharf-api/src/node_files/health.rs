@@ -30,6 +30,8 @@ pub struct TaskHealth {
     /// How often it was begun anew.
     pub restarts: u32,
     pub faults: List<AgentFault>,
+    /// What is worth knowing besides.
+    pub conditions: List<AgentCondition>,
     /// There are more faults than are kept.
     pub more: bool,
 }
@@ -40,6 +42,14 @@ pub struct AgentFault {
     /// What it is about: a path, an address; empty for the task itself.
     pub subject: String,
     pub reason: String,
+    pub since: Time,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct AgentCondition {
+    pub name: String,
+    pub text: String,
     pub since: Time,
 }
 

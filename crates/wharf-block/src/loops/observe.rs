@@ -50,6 +50,11 @@ pub fn list() -> Result<Vec<Observed>, Error> {
     Ok(numbers.into_iter().map(ask).collect())
 }
 
+/// One device, if it has a file.
+pub fn observe(number: u32) -> Option<Observed> {
+    is_bound(number).then(|| ask(number))
+}
+
 /// The devices of this file with this tag. There may be several: nothing keeps two processes from
 /// attaching one file twice.
 pub fn find(file: FileId, tag: &str) -> Result<Vec<Device>, Error> {

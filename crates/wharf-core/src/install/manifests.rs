@@ -81,6 +81,11 @@ pub fn render_rbac() -> String {
     include_str!("manifests/rbac.yaml").to_owned()
 }
 
+/// The kinds that volumes need, and what agents may do with them.
+pub fn render_volumes() -> String {
+    include_str!("manifests/volumes.yaml").to_owned()
+}
+
 /// For the time of a verification: one pod on each of these nodes, a Service before them, and one
 /// that names them all.
 ///

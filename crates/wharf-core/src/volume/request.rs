@@ -63,7 +63,11 @@ pub enum DirFault {
 
 /// Longer than any path that the kernel takes.
 const PATH_MAX: usize = 4096;
-/// The directory that kubelet makes for our driver.
+/// What a PV calls our Flexvolume driver.
+pub const FLEX_DRIVER: &str = "wharf.dev/volume";
+/// What a PV calls our CSI driver.
+pub const CSI_DRIVER: &str = "volume.wharf.dev";
+/// The directory that kubelet makes for our Flexvolume driver.
 pub const DRIVER_DIR: &str = "wharf.dev~volume";
 /// The options that a PV of ours may carry.
 const OPTIONS: [&str; 2] = ["storageCluster", "image"];

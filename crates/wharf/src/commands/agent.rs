@@ -4,7 +4,11 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use wharf_agent::{config::Config, host};
+use wharf_agent::{
+    config::Config,
+    host,
+    volumes::{self, Places},
+};
 
 use crate::{cli::Local, failure::Told, logging, output::Format, target::Wish};
 
@@ -48,7 +52,15 @@ Keys of the configuration file:
   server           the management server's port for agents, as host:port; several with commas
   link_identity    the link's certificate and key [default: /etc/wharf/pki/agent-link.pem]
   link_authority   who signs what servers show [default: /etc/wharf/pki/agents-ca.crt]
-  [volumes] plugin_dir, kubelet_root, state_dir
+  [volumes]        volumes for pods; without state_dir there are none
+    state_dir      where the agent keeps what it does with them
+    kubelet_root   [default: as kubelet runs, or /var/lib/kubelet]
+    plugin_dir     [default: as kubelet runs, or its default]
+    driver         the driver for kubelet [default: wharf-flex beside this program]
+    takeover_policy  by_proof, or the unsafe by_name [default: by_proof]
+    rwo_scope      what "once" means: pod or node [default: pod]
+    self_fence     cut volumes off before the lease ends [default: where the storage cannot]
+    lease_seconds  [default: 20]
   [logs]           where the lines of applications go; what is not given gets none
     file           a file that is appended to
     journal        true: the journal of systemd [default: false]
@@ -80,6 +92,14 @@ enum AgentCommand {
     /// Switch this machine off, once its node is drained
     Shutdown(operation::OperationArgs),
     Update(operation::UpdateArgs),
+    /// Cut volumes off when the agent's lease ends; started by the agent itself
+    #[command(hide = true)]
+    VolumeGuard {
+        #[arg(long)]
+        state_dir: PathBuf,
+        #[arg(long)]
+        kubelet_root: PathBuf,
+    },
     /// Make this machine hold what a document says, or take it all away; used by the server
     Host {
         #[command(subcommand)]
@@ -122,6 +142,10 @@ pub fn run(args: AgentArgs, wish: &Wish, format: Format) -> anyhow::Result<ExitC
             return done(operation::run(&args, "shutdown", format));
         }
         Some(AgentCommand::Update(args)) => return done(operation::run_update(&args, format)),
+        Some(AgentCommand::VolumeGuard { state_dir, kubelet_root }) => {
+            logging::init(&args.log)?;
+            return done(Ok(volumes::guard(&Places::of_guard(state_dir, kubelet_root))?));
+        }
         Some(AgentCommand::Host { command: HostCommand::Apply { dry_run } }) => {
             return Ok(host::run_apply(dry_run));
         }

@@ -1,0 +1,176 @@
+//! Volumes on this node: what kubelet asks for is attached, mounted, and taken away again.
+//!
+//! Flow: the driver that kubelet runs sends a call over the [`socket`]; [`work`] looks at the kernel
+//! and the API server and does one step after the other as `wharf_core::volume` decides, each
+//! noted in the [`journals`] before it is done; [`claim`] asks for the volume; [`storage`] is what the
+//! bytes are on. [`tenure`] keeps the agent's lease, and a process of its own ([`guard`]) cuts
+//! self-fencing volumes off when it ends, whatever has become of the agent. [`tidy`] undoes what was
+//! left half done, at the start and regularly.
+//!
+//! Guarantees: as `wharf_core::volume` states them. A mount that fails leaves its directory unmounted.
+//!
+//! Assumptions: nobody else mounts below our own directory, and the agent sees kubelet's mounts.
+
+mod claim;
+mod driver;
+mod guard;
+mod journals;
+mod kernel;
+mod places;
+mod socket;
+mod storage;
+mod tenure;
+mod tidy;
+mod work;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use wharf_core::volume::{
+    attach::Policy,
+    lease::{SinceBoot, Standing, Tenure, Terms},
+    record::Own,
+};
+use wharf_kube::{Cluster, KubeError};
+
+use crate::{config::Config, kube::Kube, tasks::Tasks};
+
+pub use guard::run as guard;
+use journals::Journals;
+pub use places::Places;
+
+/// What the tasks of this folder share.
+pub struct Volumes {
+    node: String,
+    boot_id: String,
+    places: Places,
+    policy: Policy,
+    terms: Terms,
+    journals: Journals,
+    reader: watch::Receiver<Option<Cluster>>,
+    /// The lease that is held, or was held last.
+    tenure: watch::Receiver<Option<Tenure>>,
+    /// One at a time works on a volume.
+    locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// The leases of other nodes as last seen: tenure and stamp, and since when they are so.
+    sightings: Mutex<BTreeMap<String, (u64, Timestamp, Instant)>>,
+    /// Steps that did not come back in time, by volume.
+    stuck: Mutex<HashMap<String, tokio::task::JoinHandle<()>>>,
+    hints: storage::Hints,
+}
+
+/// Starts what volumes need, where they are wanted.
+pub fn start(tasks: &mut Tasks, config: &Config, kube: &Kube) {
+    let Some(state_dir) = config.volumes.state_dir.clone() else { return };
+    let (held, tenure) = watch::channel(None);
+    let shared = Shared {
+        places: Places::new(state_dir, &config.volumes),
+        policy: config.volumes.policy(),
+        terms: config.volumes.terms(),
+        reader: kube.reader.clone(),
+        tenure,
+        made: Arc::default(),
+    };
+    let of = shared.clone();
+    tasks.start("volumes-lease", move |context, reporter| {
+        tenure::run(context, reporter, of.clone(), held.clone())
+    });
+    let of = shared.clone();
+    tasks.start("volumes", move |context, reporter| socket::run(context, reporter, of.clone()));
+    tasks.start("volumes-tidy", move |context, reporter| {
+        tidy::run(context, reporter, shared.clone())
+    });
+}
+
+/// What is known before the node has a name.
+#[derive(Clone)]
+pub struct Shared {
+    places: Places,
+    policy: Policy,
+    terms: Terms,
+    reader: watch::Receiver<Option<Cluster>>,
+    tenure: watch::Receiver<Option<Tenure>>,
+    /// All tasks work on one: it holds the locks.
+    made: Arc<Mutex<Option<Arc<Volumes>>>>,
+}
+
+impl Shared {
+    /// The volumes of this node, for all tasks the same.
+    fn volumes(&self, node: &str) -> std::io::Result<Arc<Volumes>> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(volumes) = &*made {
+            return Ok(volumes.clone());
+        }
+        let volumes = Arc::new(Volumes {
+            node: node.to_owned(),
+            boot_id: boot_id()?,
+            places: self.places.clone(),
+            policy: self.policy,
+            terms: self.terms,
+            journals: Journals::open(&self.places)?,
+            reader: self.reader.clone(),
+            tenure: self.tenure.clone(),
+            locks: Mutex::default(),
+            sightings: Mutex::default(),
+            stuck: Mutex::default(),
+            hints: storage::Hints::default(),
+        });
+        *made = Some(volumes.clone());
+        Ok(volumes)
+    }
+}
+
+impl Volumes {
+    /// The way to the cluster, if there is one.
+    fn cluster(&self) -> Option<Cluster> {
+        self.reader.borrow().clone()
+    }
+
+    fn standing(&self) -> Standing {
+        let tenure = *self.tenure.borrow();
+        tenure.map_or(Standing::Over, |tenure| tenure.standing(since_boot(), &self.terms))
+    }
+
+    /// This node by its present lease. `node_uid` is what the API server says.
+    fn own(&self, node_uid: &str) -> Own {
+        let tenure = self.tenure.borrow().map_or(0, |tenure| tenure.number);
+        Own {
+            node: self.node.clone(),
+            node_uid: node_uid.to_owned(),
+            boot_id: self.boot_id.clone(),
+            tenure,
+        }
+    }
+
+    /// The UID of this node's object. Somebody may have made it anew.
+    async fn node_uid(&self, api: &Cluster) -> Result<String, KubeError> {
+        let node = api.node_object(&self.node).await?;
+        Ok(node.map(|node| node.uid).unwrap_or_default())
+    }
+
+    fn lock(&self, volume: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that nobody holds are forgotten.
+        locks.retain(|name, lock| name == volume || Arc::strong_count(lock) > 1);
+        locks.entry(volume.to_owned()).or_default().clone()
+    }
+}
+
+/// The clock that counts from boot, also through sleep, and cannot be set.
+fn since_boot() -> SinceBoot {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+    let nanos = u32::try_from(now.tv_nsec).unwrap_or_default();
+    SinceBoot(std::time::Duration::new(seconds, nanos))
+}
+
+/// Another after every boot.
+fn boot_id() -> std::io::Result<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|text| text.trim().to_owned())
+}

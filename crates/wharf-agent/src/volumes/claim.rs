@@ -1,0 +1,232 @@
+//! Asking for a volume: the facts of the decision, and its steps as calls.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, PoisonError},
+    time::Instant,
+};
+
+use jiff::Timestamp;
+use tracing::{info, warn};
+use wharf_core::volume::{
+    attach::{ClusterFacts, Decision, PodFacts, Snapshot, Step, decide_attach},
+    fence::HolderNode,
+    garbage::GarbageEntry,
+    lease::Sighting,
+    record::{Entry, EntryKey, Generation, Record},
+    request::Request,
+};
+use wharf_kube::{
+    Cluster, KubeError,
+    volumes::{AgentLease, PersistentVolume, StorageCluster, Written},
+};
+
+use super::{Volumes, storage::Storage, work::VolumeError};
+
+/// Every step is refused when the facts have changed. Whoever is refused so often meets somebody who
+/// does nothing else.
+const MOST_STEPS: usize = 40;
+
+/// What the API server says about a mount.
+pub struct Gathered {
+    pub record: Option<Record>,
+    pub volume: Option<PersistentVolume>,
+    pub cluster: Option<StorageCluster>,
+    pod: Option<PodFacts>,
+    nodes: BTreeMap<String, HolderNode>,
+    /// The tenure in which this was read.
+    pub tenure: u64,
+    pub node_uid: String,
+}
+
+impl Volumes {
+    /// Reads all facts, side by side.
+    pub async fn gather(&self, api: &Cluster, request: &Request) -> Result<Gathered, KubeError> {
+        let tenure = self.own("").tenure;
+        let (record, pod, volume, cluster, own) = tokio::try_join!(
+            api.attachment(&request.volume),
+            api.pod_facts(&request.pod.namespace, &request.pod.name),
+            api.volume(&request.volume),
+            api.storage_cluster(&request.storage_cluster),
+            api.node_object(&self.node),
+        )?;
+        let node_uid = own.as_ref().map(|node| node.uid.clone()).unwrap_or_default();
+        let entries = record.iter().flat_map(|record| &record.entries);
+        let holders: BTreeSet<&String> = entries.map(|entry| &entry.node).collect();
+        let mut nodes = BTreeMap::new();
+        if !holders.contains(&self.node) {
+            let own = HolderNode { node: own, ..HolderNode::default() };
+            nodes.insert(self.node.clone(), own);
+        }
+        let looked = holders.into_iter().map(|node| self.holder(api, node));
+        nodes.extend(futures_util::future::try_join_all(looked).await?);
+        Ok(Gathered { record, volume, cluster, pod, nodes, tenure, node_uid })
+    }
+
+    /// What is known of a node that holds a volume.
+    pub async fn holder(
+        &self,
+        api: &Cluster,
+        node: &str,
+    ) -> Result<(String, HolderNode), KubeError> {
+        let (object, lease, garbage) =
+            tokio::try_join!(api.node_object(node), api.agent_lease(node), api.garbage(node))?;
+        let lease = lease.map(|lease| self.sight(node, &lease));
+        let holder = HolderNode { node: object, lease, garbage: garbage.entries };
+        Ok((node.to_owned(), holder))
+    }
+
+    /// Notes when a lease was first seen as it is.
+    fn sight(&self, node: &str, lease: &AgentLease) -> Sighting {
+        let mut seen = self.sightings.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let known = seen.entry(node.to_owned()).or_insert((lease.tenure, lease.renewed, now));
+        if (known.0, known.1) != (lease.tenure, lease.renewed) {
+            *known = (lease.tenure, lease.renewed, now);
+        }
+        Sighting {
+            tenure: lease.tenure,
+            renewed: lease.renewed,
+            duration: lease.duration,
+            unchanged_for: now.saturating_duration_since(known.2),
+        }
+    }
+
+    /// Asks for the volume until it is granted or refused. The record in `facts` is then the one with
+    /// the grant.
+    pub async fn claim(
+        &self,
+        api: &Cluster,
+        request: &Request,
+        storage: &Arc<dyn Storage>,
+        facts: &mut Gathered,
+    ) -> Result<Entry, VolumeError> {
+        let mut attempt = Attempt::default();
+        for _ in 0..MOST_STEPS {
+            let (asked, image) = (storage.clone(), request.image.clone());
+            let epoch = self
+                .blocking(&request.volume, "ask the storage", move || Ok(asked.epoch(&image)?))
+                .await?;
+            let snapshot = self.snapshot(request, facts, epoch, &attempt);
+            let step = match decide_attach(&snapshot, Timestamp::now(), &self.policy) {
+                Decision::Granted(entry) => return Ok(*entry),
+                Decision::Do(step) => step,
+                refused @ (Decision::Wait { .. } | Decision::Refuse(_)) => {
+                    return Err(VolumeError::refused(refused));
+                }
+            };
+            let is_done = self.take_step(api, request, storage, facts, &mut attempt, step).await?;
+            if !is_done {
+                *facts = self.gather(api, request).await?;
+            }
+        }
+        Err(VolumeError::Contested)
+    }
+
+    fn snapshot(
+        &self,
+        request: &Request,
+        facts: &Gathered,
+        epoch: Generation,
+        attempt: &Attempt,
+    ) -> Snapshot {
+        let volume = facts.volume.as_ref().map(|volume| {
+            let mut facts = volume.facts.clone();
+            facts.epoch = epoch;
+            facts
+        });
+        let cluster = facts.cluster.as_ref();
+        Snapshot {
+            request: request.clone(),
+            own: self.own(&facts.node_uid),
+            // What was read in an earlier tenure says nothing about this one.
+            standing: if facts.tenure == self.own("").tenure {
+                self.standing()
+            } else {
+                wharf_core::volume::lease::Standing::Over
+            },
+            identity: String::new(),
+            pod: facts.pod.clone(),
+            volume,
+            cluster: cluster.map(|cluster| ClusterFacts {
+                backend: cluster.backend,
+                deleting: cluster.deleting,
+            }),
+            record: facts.record.clone(),
+            nodes: facts.nodes.clone(),
+            raised: attempt.raised,
+            fenced: attempt.fenced.clone(),
+        }
+    }
+
+    /// Does one step. False when somebody was faster and all has to be read anew.
+    async fn take_step(
+        &self,
+        api: &Cluster,
+        request: &Request,
+        storage: &Arc<dyn Storage>,
+        facts: &mut Gathered,
+        attempt: &mut Attempt,
+        step: Step,
+    ) -> Result<bool, VolumeError> {
+        match step {
+            Step::Raise { to, .. } => {
+                let Some(seen) = &facts.volume else { return Ok(false) };
+                let Written::Is(volume) = api.raise_generation(seen, to).await? else {
+                    return Ok(false);
+                };
+                facts.volume = Some(volume);
+                attempt.raised = Some(to);
+            }
+            Step::Write { version, entries } => {
+                let name = &request.volume;
+                let written = api.write_attachment(name, version.as_deref(), &entries).await?;
+                let Written::Is(record) = written else { return Ok(false) };
+                facts.record = Some(record);
+            }
+            Step::Fence { holders, generation } => {
+                let (storage, image) = (storage.clone(), request.image.clone());
+                let out = holders.clone();
+                let fence = move || Ok(storage.fence(&image, &out, generation)?);
+                self.blocking(&request.volume, "shut a holder out", fence).await?;
+                for holder in &holders {
+                    warn!(volume = request.volume, node = holder.node, "a holder was shut out");
+                }
+                attempt.fenced.extend(holders.iter().map(Entry::key));
+            }
+            Step::NoteGarbage { node, entries } => {
+                info!(volume = request.volume, node, "a holder is pushed out");
+                self.note_garbage(api, &node, &entries).await?;
+                if let Some(holder) = facts.nodes.get_mut(&node) {
+                    holder.garbage.extend(entries);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Puts entries on the garbage list of a node, beside those that are there.
+    pub async fn note_garbage(
+        &self,
+        api: &Cluster,
+        node: &str,
+        new: &[GarbageEntry],
+    ) -> Result<(), VolumeError> {
+        for _ in 0..MOST_STEPS {
+            let seen = api.garbage(node).await?;
+            let mut entries = seen.entries.clone();
+            entries.extend(new.iter().filter(|one| !seen.entries.contains(one)).cloned());
+            if api.write_garbage(node, &seen, &entries).await? == Written::Is(()) {
+                return Ok(());
+            }
+        }
+        Err(VolumeError::Contested)
+    }
+}
+
+/// What an attempt has done so far.
+#[derive(Default)]
+struct Attempt {
+    raised: Option<Generation>,
+    fenced: Vec<EntryKey>,
+}

@@ -1,0 +1,95 @@
+//! The journals of this node's volumes: one file for each.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use wharf_core::volume::journal::Journal;
+
+use super::Places;
+use crate::host::files;
+
+const MODE: u32 = 0o600;
+/// Far more than a journal with all pods of a node.
+const MOST_BYTES: u64 = 1024 * 1024;
+
+#[derive(Debug, Clone)]
+pub struct Journals {
+    dir: PathBuf,
+}
+
+impl Journals {
+    pub fn open(places: &Places) -> io::Result<Self> {
+        let dir = places.state_dir.join("journals");
+        fs::create_dir_all(&dir)?;
+        Ok(Self { dir })
+    }
+
+    /// The volumes that have one.
+    pub fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let name = entry?.file_name();
+            // What was being written when the machine stopped does not end like this.
+            let name = name.to_str().and_then(|name| name.strip_suffix(".json"));
+            names.extend(name.map(str::to_owned));
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// `None` when the node has nothing of the volume.
+    pub fn load(&self, volume: &str) -> io::Result<Option<Journal>> {
+        let path = self.path(volume)?;
+        let found = match fs::metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            found => found?,
+        };
+        if found.len() > MOST_BYTES {
+            return Err(io::Error::other(format!("{} is too long", path.display())));
+        }
+        let journal = serde_json::from_slice(&fs::read(&path)?)?;
+        Ok(Some(journal))
+    }
+
+    /// It is on the disk when this returns. One without pods is removed.
+    pub fn store(&self, journal: &Journal) -> io::Result<()> {
+        let path = self.path(&journal.volume)?;
+        if journal.pods.is_empty() {
+            files::remove_file(&path)?;
+            return fs::File::open(&self.dir)?.sync_all();
+        }
+        files::write_durably(&path, MODE, &serde_json::to_vec(journal)?)
+    }
+
+    /// Names of volumes come from kubelet and from the API: none may lead elsewhere.
+    fn path(&self, volume: &str) -> io::Result<PathBuf> {
+        if !is_name(volume) {
+            return Err(io::Error::other(format!("{volume:?} is no name of a volume")));
+        }
+        Ok(self.dir.join(format!("{volume}.json")))
+    }
+}
+
+/// Whether a text is a plain name in a directory.
+pub fn is_name(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    let short = !text.is_empty() && text.len() <= 200;
+    short && text.chars().all(plain) && !text.starts_with('.') && Path::new(text).is_relative()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_lead_elsewhere_are_none() {
+        for good in ["pvc-1", "a", "data.1_x"] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in ["", ".", "..", "a/b", "/a", ".hidden", "a\0b", "ä", &"x".repeat(201)] {
+            assert!(!is_name(bad), "{bad}");
+        }
+    }
+}

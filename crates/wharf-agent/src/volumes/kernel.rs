@@ -1,0 +1,331 @@
+//! Mounts and file systems of volumes. Everything here may block.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::{
+    io::Errno,
+    mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use wharf_core::volume::journal::Signature;
+
+use crate::host::root::Root;
+
+/// Making a file system of some terabytes takes seconds; a storage that is slower is broken.
+const MKFS: Duration = Duration::from_secs(90);
+const LOOK: Duration = Duration::from_secs(20);
+/// Of what a program said, people read the beginning.
+const LONGEST_WORD: usize = 400;
+/// Processes that are killed end soon, or hang in the kernel.
+const END_TURNS: usize = 40;
+const END_PAUSE: Duration = Duration::from_millis(50);
+/// What is made where nobody said anything.
+pub const DEFAULT_FS: &str = "ext4";
+
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    #[error("cannot {what}")]
+    Call {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{program} failed: {said}")]
+    Program { program: String, said: String },
+}
+
+impl KernelError {
+    pub fn call(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Call { what: what.into(), source: source.into() }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, KernelError>;
+
+/// One line of the kernel's table of mounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub point: PathBuf,
+    /// Device as `major:minor`.
+    pub device: String,
+    /// Which directory of the file system is shown there.
+    pub root: String,
+}
+
+/// All mounts that this process sees.
+pub fn mounts() -> Result<Vec<Mount>> {
+    mounts_of("self").map_err(|source| KernelError::call("read the table of mounts", source))
+}
+
+fn mounts_of(process: &str) -> io::Result<Vec<Mount>> {
+    let table = fs::read(format!("/proc/{process}/mountinfo"))?;
+    Ok(table.split(|byte| *byte == b'\n').filter_map(parse_mount).collect())
+}
+
+/// `id parent major:minor root point …`, with spaces and the like as octal numbers.
+fn parse_mount(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let root = unescape(fields.next()?);
+    let point = PathBuf::from(unescape(fields.next()?));
+    Some(Mount { point, device, root })
+}
+
+fn unescape(text: &[u8]) -> String {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((first, after)) = rest.split_first() {
+        let octal = after.get(..3).filter(|_| *first == b'\\');
+        let number = octal.and_then(|digits| std::str::from_utf8(digits).ok());
+        match number.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                plain.push(byte);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            None => {
+                plain.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&plain).into_owned()
+}
+
+/// Whether some container still has what is mounted there.
+pub fn is_in_a_container(staged: &Mount) -> bool {
+    !users(staged).is_empty()
+}
+
+/// Ends every process of a container that has the staged directory, and sees that none is left.
+pub fn end_users(staging: &Path) -> Result<()> {
+    let what = || format!("end the users of {}", staging.display());
+    let Some(staged) = mounts()?.into_iter().find(|mount| mount.point == staging) else {
+        return Ok(());
+    };
+    for _ in 0..END_TURNS {
+        let users = users(&staged);
+        if users.is_empty() {
+            return Ok(());
+        }
+        for user in users {
+            // By the handle, so that nobody else gets what is meant for it; one that ended is well.
+            let ended = pidfd_open(user, PidfdFlags::empty())
+                .and_then(|user| pidfd_send_signal(user, Signal::KILL));
+            if let Err(error) = ended
+                && error != Errno::SRCH
+            {
+                return Err(KernelError::call(what(), error));
+            }
+        }
+        std::thread::sleep(END_PAUSE);
+    }
+    Err(KernelError::call(what(), io::Error::from(io::ErrorKind::TimedOut)))
+}
+
+/// The processes with other mounts than ours, among which is the staged one. What cannot be looked at
+/// has ended meanwhile.
+fn users(staged: &Mount) -> Vec<Pid> {
+    let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
+    let ours = namespace(Path::new("/proc/self"));
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut judged = std::collections::BTreeMap::new();
+    let mut is_user = |process: &fs::DirEntry| {
+        let Some(other) = namespace(&process.path()).filter(|other| Some(other) != ours.as_ref())
+        else {
+            return false;
+        };
+        *judged.entry(other).or_insert_with(|| {
+            let name = process.file_name();
+            let mounts = mounts_of(&name.to_string_lossy()).unwrap_or_default();
+            let is_it = |mount: &Mount| mount.device == staged.device && mount.root == staged.root;
+            // Another agent of ours has it mounted at the same place; a container has not.
+            mounts.iter().any(is_it) && !mounts.iter().any(|mount| mount.point == staged.point)
+        })
+    };
+    let users =
+        processes.filter(|process| number(process).is_some()).filter(|process| is_user(process));
+    users.filter_map(|process| number(&process)).collect()
+}
+
+fn number(process: &fs::DirEntry) -> Option<Pid> {
+    Pid::from_raw(process.file_name().to_str()?.parse().ok()?)
+}
+
+/// What is on a device, if `wanted` is to be there.
+pub fn signature(device: &Path, wanted: &str) -> Result<Signature> {
+    let failed = |source| KernelError::call(format!("read {}", device.display()), source);
+    let known = magic(device).map_err(failed)?;
+    if known == Some(or_default(wanted)) {
+        return Ok(Signature::Ready);
+    }
+    // Whatever else there is, the system's own tool knows the names of all.
+    let path = device.display().to_string();
+    let ran = Root::machine()
+        .run("blkid", &["-p", "-o", "value", "-s", "TYPE", "-s", "PTTYPE", &path], LOOK)
+        .map_err(|source| KernelError::call("run blkid", source))?;
+    let found = ran.stdout.split_whitespace().next().map(str::to_owned);
+    Ok(match found.or_else(|| known.map(str::to_owned)) {
+        Some(found) if found == or_default(wanted) => Signature::Ready,
+        Some(found) => Signature::Foreign(found),
+        None if ran.success || !ran.stderr.trim().is_empty() => {
+            Signature::Foreign("something unknown".to_owned())
+        }
+        None => Signature::Blank,
+    })
+}
+
+/// ext4 and xfs by their magic numbers, without a process: every mount looks.
+fn magic(device: &Path) -> io::Result<Option<&'static str>> {
+    let mut file = File::open(device)?;
+    let mut start = [0; 4];
+    if file.read_exact(&mut start).is_err() {
+        return Err(io::Error::other("the device is empty or does not answer"));
+    }
+    if &start == b"XFSB" {
+        return Ok(Some("xfs"));
+    }
+    let mut super_block = [0; 128];
+    file.seek(SeekFrom::Start(1024))?;
+    if file.read_exact(&mut super_block).is_err() {
+        return Ok(None);
+    }
+    let is_ext = super_block.get(56..58) == Some(&[0x53, 0xef]);
+    // Extents, or 64 bits: older brothers have neither.
+    let incompatible = super_block.get(96).copied().unwrap_or_default();
+    Ok((is_ext && incompatible & 0xc0 != 0).then_some("ext4"))
+}
+
+fn or_default(fs_type: &str) -> &str {
+    if fs_type.is_empty() { DEFAULT_FS } else { fs_type }
+}
+
+/// Makes the file system, over whatever an earlier attempt left.
+pub fn format(device: &Path, fs_type: &str) -> Result<()> {
+    let path = device.display().to_string();
+    let (program, arguments) = match or_default(fs_type) {
+        "xfs" => ("mkfs.xfs", vec!["-f", "-q", "-K", &path]),
+        _ => ("mkfs.ext4", vec!["-F", "-q", "-m", "0", "-E", "nodiscard", &path]),
+    };
+    run(program, &arguments)
+}
+
+/// Lets the file system have all of a device that has grown.
+pub fn grow(device: &Path, staged: &Path, fs_type: &str) -> Result<()> {
+    match or_default(fs_type) {
+        "xfs" => run("xfs_growfs", &[&staged.display().to_string()]),
+        _ => run("resize2fs", &[&device.display().to_string()]),
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<()> {
+    let ran = Root::machine()
+        .run(program, arguments, MKFS)
+        .map_err(|source| KernelError::call(format!("run {program}"), source))?;
+    if ran.success {
+        return Ok(());
+    }
+    let said = ran.stderr.trim();
+    let said = said.get(..said.floor_char_boundary(LONGEST_WORD)).unwrap_or_default();
+    Err(KernelError::Program { program: program.to_owned(), said: said.replace('\n', " ") })
+}
+
+/// Mounts a device at our own directory. One that cannot be written to and was not unmounted well is
+/// read as it is, without its journal.
+pub fn stage(
+    device: &Path,
+    at: &Path,
+    fs_type: &str,
+    read_only: bool,
+    options: &str,
+) -> Result<()> {
+    let what = || format!("mount {} at {}", device.display(), at.display());
+    fs::create_dir_all(at).map_err(|source| KernelError::call(what(), source))?;
+    let fs_type = or_default(fs_type);
+    let flags = if read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let try_with = |options: &str| {
+        let data = std::ffi::CString::new(options).unwrap_or_default();
+        mount(device, at, fs_type, flags, Some(data.as_c_str()))
+    };
+    let mounted = match try_with(options) {
+        Err(_) if read_only => {
+            let without = if fs_type == "xfs" { "norecovery" } else { "noload" };
+            let joined = [options, without].into_iter().filter(|one| !one.is_empty());
+            try_with(&joined.collect::<Vec<_>>().join(","))
+        }
+        mounted => mounted,
+    };
+    mounted.map_err(|error| KernelError::call(what(), error))
+}
+
+/// Shows a directory, or what is mounted there, at another place.
+pub fn bind(from: &Path, to: &Path, read_only: bool) -> Result<()> {
+    let what = || format!("bind {} to {}", from.display(), to.display());
+    fs::create_dir_all(to).map_err(|source| KernelError::call(what(), source))?;
+    mount_bind(from, to).map_err(|error| KernelError::call(what(), error))?;
+    if !read_only {
+        return Ok(());
+    }
+    let again = mount_remount(to, MountFlags::BIND | MountFlags::RDONLY, "");
+    again.map_err(|error| {
+        // A directory that can be written to is not what was asked for.
+        let _ = unmount(to, UnmountFlags::DETACH);
+        KernelError::call(what(), error)
+    })
+}
+
+/// Unmounts everything at a directory. One that is busy stays, unless `detach` lets its users keep
+/// what they have open.
+pub fn unmount_all(at: &Path, detach: bool) -> Result<()> {
+    let flags = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    loop {
+        match unmount(at, flags | UnmountFlags::NOFOLLOW) {
+            // Mounts on top of each other go one by one.
+            Ok(()) => {}
+            // Nothing is mounted there, or nothing is there.
+            Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
+            Err(error) => {
+                return Err(KernelError::call(format!("unmount {}", at.display()), error));
+            }
+        }
+    }
+}
+
+/// Takes a mount point of ours away, once nothing is mounted there.
+pub fn remove_point(at: &Path) {
+    // One that stays is used again.
+    let _ = fs::remove_dir(at);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_table_is_read_with_its_odd_characters() {
+        let line = b"36 35 7:3 / /var/lib/a\\040b rw,noatime shared:1 - ext4 /dev/loop3 rw";
+        let mount = parse_mount(line).unwrap();
+        assert_eq!((mount.point, mount.device.as_str()), ("/var/lib/a b".into(), "7:3"));
+        assert_eq!(parse_mount(b""), None);
+        assert_eq!(unescape(b"a\\"), "a\\");
+        assert_eq!(unescape(b"\\134x"), "\\x");
+    }
+
+    #[test]
+    fn file_systems_are_known_by_their_magic_and_what_is_foreign_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let file = File::create(&image).unwrap();
+        file.set_len(64 << 20).unwrap();
+        assert_eq!(signature(&image, "").unwrap(), Signature::Blank);
+        format(&image, "").unwrap();
+        assert_eq!(signature(&image, "ext4").unwrap(), Signature::Ready);
+        assert_eq!(signature(&image, "xfs").unwrap(), Signature::Foreign("ext4".to_owned()));
+        let no_program = run("mkfs.none", &[]).unwrap_err().to_string();
+        assert_eq!(no_program, "cannot run mkfs.none");
+    }
+}

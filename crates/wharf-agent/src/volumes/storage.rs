@@ -1,0 +1,162 @@
+//! What the bytes of volumes are on: one trait, and a kind for each backend.
+
+mod dir;
+mod loopfile;
+mod tag;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use wharf_block::{loops, shutdown};
+use wharf_core::volume::{
+    backend::Backend,
+    record::{Entry, Generation},
+};
+
+use super::{Places, journals::is_name, kernel::KernelError};
+pub use tag::Tag;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    #[error("the storage cluster has no parameter {0}")]
+    Missing(&'static str),
+    #[error("{0:?} is no name of an image")]
+    Image(String),
+    #[error("there is no image {0}")]
+    NoImage(String),
+    #[error("image {image} is in use by volume {by}; an image belongs to one PersistentVolume")]
+    Taken { image: String, by: String },
+    #[error(
+        "image {image} was granted with generation {epoch} already, which is later than {ours}"
+    )]
+    Later { image: String, epoch: Generation, ours: Generation },
+    #[error("{backend} is not built into this agent")]
+    NotBuilt { backend: Backend },
+    #[error("whether the device is there cannot be seen: a loop device does not answer")]
+    Silent,
+    #[error("cannot {what}")]
+    Io {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    #[error(transparent)]
+    Loop(#[from] loops::Error),
+    #[error(transparent)]
+    Shutdown(#[from] shutdown::Error),
+}
+
+impl StorageError {
+    fn io(what: impl Into<String>, source: io::Error) -> Self {
+        Self::Io { what: what.into(), source }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, StorageError>;
+
+/// One volume on this node.
+#[derive(Debug, Clone)]
+pub struct Use {
+    pub volume: String,
+    pub image: String,
+    /// Which grant of the volume.
+    pub generation: Generation,
+    pub read_only: bool,
+    pub boot_id: String,
+    /// Where the file system is mounted, if it is.
+    pub staging: PathBuf,
+}
+
+impl Use {
+    fn tag(&self) -> Tag {
+        Tag::new(&self.boot_id, &self.volume, self.generation)
+    }
+}
+
+/// A device on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    pub path: PathBuf,
+    /// The grant under which it was made.
+    pub generation: Generation,
+    /// The client as the storage knows it.
+    pub identity: String,
+    /// A file system has to be on it; otherwise it is a directory that is used as it is.
+    pub is_block: bool,
+}
+
+/// Storage of one cluster. Everything may block, and may be called again after it was done.
+pub trait Storage: Send + Sync {
+    /// The device of a volume on this node, of whatever grant of this boot.
+    fn find(&self, volume: &Use) -> Result<Option<Device>>;
+    /// Makes the device. Fails if a later grant was seen.
+    fn map(&self, volume: &Use) -> Result<Device>;
+    /// Takes the device away, and sees that it is gone.
+    fn unmap(&self, volume: &Use, device: &Device) -> Result<()>;
+    /// Nothing that is written reaches the storage after this, and what hangs comes loose.
+    fn cut(&self, volume: &Use, device: &Device) -> Result<()>;
+    /// Shuts out these holders, and every client below the generation.
+    fn fence(&self, image: &str, holders: &[Entry], generation: Generation) -> Result<()>;
+    /// The highest generation that the storage has seen.
+    fn epoch(&self, image: &str) -> Result<Generation>;
+    /// Makes an image of this size, if there is none.
+    fn create(&self, image: &str, bytes: u64) -> Result<()>;
+    /// Makes an image larger; a smaller size changes nothing.
+    fn grow(&self, image: &str, bytes: u64) -> Result<()>;
+    /// Removes an image, if it is there.
+    fn delete(&self, image: &str) -> Result<()>;
+    /// Says to the device of a volume how large its image is now.
+    fn refresh(&self, volume: &Use, device: &Device) -> Result<()>;
+}
+
+/// Loop devices that were seen last, by tag: looking at one is cheaper than at all of the machine.
+#[derive(Debug, Clone, Default)]
+pub struct Hints(Arc<Mutex<HashMap<String, loops::Device>>>);
+
+impl Hints {
+    fn get(&self, tag: &str) -> Option<loops::Device> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(tag).cloned()
+    }
+
+    fn put(&self, device: &loops::Device) {
+        let mut hints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        hints.insert(device.tag.clone(), device.clone());
+    }
+
+    fn forget(&self, tag: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(tag);
+    }
+}
+
+/// The storage of a cluster.
+pub fn open(
+    backend: Backend,
+    parameters: &BTreeMap<String, String>,
+    places: &Places,
+    hints: &Hints,
+) -> Result<Box<dyn Storage>> {
+    match backend {
+        Backend::Loopfile => Ok(Box::new(loopfile::Loopfile::new(parameters, hints)?)),
+        Backend::Dir => Ok(Box::new(dir::Dir::new(parameters, places)?)),
+        Backend::Proxy | Backend::Rbd => Err(StorageError::NotBuilt { backend }),
+    }
+}
+
+fn parameter(parameters: &BTreeMap<String, String>, key: &'static str) -> Result<String> {
+    let value = parameters.get(key).filter(|value| !value.is_empty());
+    value.cloned().ok_or(StorageError::Missing(key))
+}
+
+/// Where an image lies below a directory.
+fn below(directory: &Path, image: &str) -> Result<PathBuf> {
+    if !is_name(image) {
+        return Err(StorageError::Image(image.chars().take(100).collect()));
+    }
+    Ok(directory.join(image))
+}

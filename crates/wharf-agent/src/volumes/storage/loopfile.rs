@@ -1,0 +1,216 @@
+//! Image files in a directory that all nodes share, as loop devices.
+//!
+//! The directory cannot refuse a node: what keeps two from writing is the record, the lease and that
+//! an agent cuts itself off. Beside each image lies a note of whose it is and of its highest grant.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use wharf_block::{loops, shutdown};
+use wharf_core::volume::record::{Entry, Generation};
+
+use super::{Device, Hints, Result, Storage, StorageError, Use, below, parameter};
+use crate::host::files;
+
+pub struct Loopfile {
+    directory: PathBuf,
+    hints: Hints,
+}
+
+/// What lies beside an image.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Note {
+    volume: String,
+    generation: Generation,
+}
+
+impl Loopfile {
+    pub fn new(parameters: &BTreeMap<String, String>, hints: &Hints) -> Result<Self> {
+        let directory = parameter(parameters, "directory")?;
+        Ok(Self { directory: directory.into(), hints: hints.clone() })
+    }
+
+    fn image(&self, image: &str) -> Result<PathBuf> {
+        Ok(below(&self.directory, image)?.with_added_extension("img"))
+    }
+
+    fn note_path(&self, image: &str) -> Result<PathBuf> {
+        Ok(below(&self.directory, image)?.with_added_extension("note"))
+    }
+
+    fn note(&self, image: &str) -> Result<Option<Note>> {
+        let path = self.note_path(image)?;
+        let failed = |source| StorageError::io(format!("read {}", path.display()), source);
+        match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            text => serde_json::from_slice(&text.map_err(failed)?)
+                .map(Some)
+                .map_err(|source| failed(source.into())),
+        }
+    }
+
+    /// The loop devices of this boot and volume.
+    fn devices(&self, volume: &Use) -> Result<Vec<(loops::Device, Generation)>> {
+        let tag = volume.tag();
+        if let Some(hint) = self.hints.get(&tag.to_string()) {
+            match loops::observe(hint.number) {
+                Some(loops::Observed::Known { device, .. }) if device == hint => {
+                    return Ok(vec![(device, tag.generation)]);
+                }
+                Some(loops::Observed::Silent { .. }) => return Err(StorageError::Silent),
+                Some(loops::Observed::Known { .. }) | None => self.hints.forget(&hint.tag),
+            }
+        }
+        let mut found = Vec::new();
+        let mut silent = false;
+        for observed in loops::list()? {
+            match observed {
+                loops::Observed::Known { device, .. } => {
+                    let generation = tag.generation_in(&device.tag);
+                    found.extend(generation.map(|generation| (device, generation)));
+                }
+                loops::Observed::Silent { .. } => silent = true,
+            }
+        }
+        if silent && found.is_empty() { Err(StorageError::Silent) } else { Ok(found) }
+    }
+
+    fn the_device(&self, volume: &Use, device: &Device) -> Result<Option<loops::Device>> {
+        let devices = self.devices(volume)?;
+        Ok(devices.into_iter().map(|(found, _)| found).find(|found| found.path == device.path))
+    }
+}
+
+impl Storage for Loopfile {
+    fn find(&self, volume: &Use) -> Result<Option<Device>> {
+        let found = self.devices(volume)?;
+        // The oldest first: it has to go before a later one is used.
+        let oldest = found.into_iter().min_by_key(|(_, generation)| *generation);
+        Ok(oldest.map(|(device, generation)| shown(&device, generation)))
+    }
+
+    fn map(&self, volume: &Use) -> Result<Device> {
+        let path = self.image(&volume.image)?;
+        let opened = OpenOptions::new().read(true).write(!volume.read_only).open(&path);
+        let file = opened.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => StorageError::NoImage(path.display().to_string()),
+            _ => StorageError::io(format!("open {}", path.display()), source),
+        })?;
+        if !volume.read_only {
+            self.claim(volume)?;
+        }
+        let tag = volume.tag().to_string();
+        let options = loops::Options { read_only: volume.read_only, direct_io: true, tag: &tag };
+        let device = loops::attach(&file, options)?;
+        self.hints.put(&device);
+        Ok(shown(&device, volume.generation))
+    }
+
+    fn unmap(&self, volume: &Use, device: &Device) -> Result<()> {
+        if let Some(device) = self.the_device(volume, device)? {
+            loops::detach(&device)?;
+            self.hints.forget(&device.tag);
+        }
+        Ok(())
+    }
+
+    fn cut(&self, volume: &Use, device: &Device) -> Result<()> {
+        let Some(device) = self.the_device(volume, device)? else { return Ok(()) };
+        match shutdown::shut_down(&volume.staging) {
+            // Nothing is mounted there: the device is all there is to cut.
+            Err(shutdown::Error::NotSupported(_) | shutdown::Error::Io { .. }) | Ok(()) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(loops::cut(&device)?)
+    }
+
+    /// There is nobody who could refuse: the proof has to stand for itself.
+    fn fence(&self, _image: &str, _holders: &[Entry], _generation: Generation) -> Result<()> {
+        Ok(())
+    }
+
+    fn epoch(&self, image: &str) -> Result<Generation> {
+        Ok(self.note(image)?.map(|note| note.generation).unwrap_or_default())
+    }
+
+    fn create(&self, image: &str, bytes: u64) -> Result<()> {
+        let path = self.image(image)?;
+        let made = File::options().write(true).create(true).truncate(false).open(&path);
+        made.and_then(|file| lengthen(&file, bytes))
+            .map_err(|source| StorageError::io(format!("make {}", path.display()), source))
+    }
+
+    fn grow(&self, image: &str, bytes: u64) -> Result<()> {
+        let path = self.image(image)?;
+        let opened = OpenOptions::new().write(true).open(&path);
+        opened
+            .and_then(|file| lengthen(&file, bytes))
+            .map_err(|source| StorageError::io(format!("grow {}", path.display()), source))
+    }
+
+    fn delete(&self, image: &str) -> Result<()> {
+        for path in [self.image(image)?, self.note_path(image)?] {
+            remove(&path)?;
+        }
+        Ok(())
+    }
+
+    fn refresh(&self, volume: &Use, device: &Device) -> Result<()> {
+        match self.the_device(volume, device)? {
+            Some(device) => Ok(loops::grow(&device)?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Loopfile {
+    /// Notes whose the image is and under which grant, before it is written to.
+    fn claim(&self, volume: &Use) -> Result<()> {
+        let known = self.note(&volume.image)?;
+        if let Some(known) = &known {
+            if known.volume != volume.volume {
+                let (image, by) = (volume.image.clone(), known.volume.clone());
+                return Err(StorageError::Taken { image, by });
+            }
+            if known.generation > volume.generation {
+                let image = volume.image.clone();
+                let (epoch, ours) = (known.generation, volume.generation);
+                return Err(StorageError::Later { image, epoch, ours });
+            }
+            if known.generation == volume.generation {
+                return Ok(());
+            }
+        }
+        let note = Note { volume: volume.volume.clone(), generation: volume.generation };
+        let path = self.note_path(&volume.image)?;
+        let text = serde_json::to_vec(&note).map_err(io::Error::from);
+        text.and_then(|text| files::write_durably(&path, 0o600, &text))
+            .map_err(|source| StorageError::io(format!("write {}", path.display()), source))
+    }
+}
+
+fn shown(device: &loops::Device, generation: Generation) -> Device {
+    Device { path: device.path.clone(), generation, identity: String::new(), is_block: true }
+}
+
+fn lengthen(file: &File, bytes: u64) -> io::Result<()> {
+    if file.metadata()?.len() < bytes {
+        file.set_len(bytes)?;
+        file.sync_all()?;
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StorageError::io(format!("remove {}", path.display()), source))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,229 @@
+//! The agent's lease: as long as it is renewed, this node may hold volumes.
+//!
+//! Guarantees: the number of the tenure is on the disk before the lease has it, and never falls. A new
+//! tenure begins only after everything that promised to be cut off with the old one is. While no
+//! guard runs nothing is renewed.
+
+use std::{io, path::Path, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+use wharf_core::{
+    volume::lease::{SinceBoot, Standing, Tenure},
+    words::chain,
+};
+use wharf_kube::{
+    KubeError,
+    volumes::{AgentLease, Written},
+};
+
+use super::{Shared, Volumes, guard, since_boot};
+use crate::{
+    device,
+    health::Reporter,
+    host::files,
+    tasks::{Context, Ended},
+};
+
+/// For one question or one write.
+const CALL: Duration = Duration::from_secs(3);
+const RETRY: Duration = Duration::from_secs(1);
+const SUBJECT: &str = "the lease for volumes";
+
+/// What is kept on the disk, for the next start and for the guard.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Kept {
+    pub number: u64,
+    pub boot_id: String,
+    /// When the last renewal was sent, and when the guard has to act: milliseconds since boot.
+    pub renewed: u64,
+    pub cut_at: u64,
+}
+
+impl Kept {
+    pub fn load(state_dir: &Path) -> io::Result<Option<Self>> {
+        match std::fs::read(path(state_dir)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            text => Ok(Some(serde_json::from_slice(&text?)?)),
+        }
+    }
+
+    fn store(&self, state_dir: &Path) -> io::Result<()> {
+        files::write_durably(&path(state_dir), 0o600, &serde_json::to_vec(self)?)
+    }
+}
+
+fn path(state_dir: &Path) -> std::path::PathBuf {
+    state_dir.join("tenure.json")
+}
+
+#[derive(Debug, thiserror::Error)]
+enum LeaseError {
+    #[error("there is no way to the cluster yet")]
+    NoWay,
+    #[error("no answer within {} s", CALL.as_secs())]
+    Late,
+    #[error("volumes of the last tenure are not cut off yet")]
+    NotCut,
+    #[error("the tenure cannot be kept on the disk")]
+    Disk(#[from] io::Error),
+    #[error(transparent)]
+    Kube(#[from] KubeError),
+}
+
+pub async fn run(
+    context: Context,
+    reporter: Reporter,
+    shared: Shared,
+    held: watch::Sender<Option<Tenure>>,
+) -> Ended {
+    let Some(node) = context.stop.run_until_cancelled(device::node_name(&context)).await else {
+        return Ok(());
+    };
+    let volumes = shared.volumes(&node)?;
+    let kept = Kept::load(&volumes.places.state_dir)?.unwrap_or_default();
+    let mut keeper = Keeper { volumes, kept, lease: None, held };
+    loop {
+        let pause = match keeper.turn().await {
+            Ok(pause) => {
+                reporter.clear(SUBJECT);
+                reporter.ok();
+                pause
+            }
+            Err(error) => {
+                keeper.lease = None;
+                reporter.fault(SUBJECT, &chain(&error));
+                RETRY
+            }
+        };
+        // The lease is left to run out: what is mounted stays mounted while the agent is upgraded.
+        if context.stop.run_until_cancelled(sleep(pause)).await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+struct Keeper {
+    volumes: Arc<Volumes>,
+    kept: Kept,
+    /// As last read or written.
+    lease: Option<Option<AgentLease>>,
+    held: watch::Sender<Option<Tenure>>,
+}
+
+impl Keeper {
+    /// Renews or takes the lease if it is time, and says when to look again.
+    async fn turn(&mut self) -> Result<Duration, LeaseError> {
+        guard::ensure(&self.volumes.places)?;
+        if self.lease.is_none() {
+            let api = self.volumes.cluster().ok_or(LeaseError::NoWay)?;
+            let asked = timeout(CALL, api.agent_lease(&self.volumes.node)).await;
+            let lease = asked.map_err(|_| LeaseError::Late)??;
+            self.resume(lease.as_ref());
+            self.lease = Some(lease);
+        }
+        let tenure = *self.held.borrow();
+        let terms = self.volumes.terms;
+        let standing = tenure.map(|tenure| tenure.standing(since_boot(), &terms));
+        let number = match (standing, tenure) {
+            (Some(Standing::Held { renew_at }), _) if since_boot() < renew_at => {
+                return Ok(renew_at.0.saturating_sub(since_boot().0));
+            }
+            (Some(Standing::Held { .. } | Standing::Late { .. }), Some(tenure)) => tenure.number,
+            (_, _) => self.next_number().await?,
+        };
+        self.renew(number).await?;
+        Ok(terms.renew_every)
+    }
+
+    /// After a start the tenure goes on, if it is of this boot and has not ended.
+    fn resume(&self, lease: Option<&AgentLease>) {
+        let is_same = lease.is_some_and(|lease| lease.tenure == self.kept.number);
+        if self.held.borrow().is_none() && is_same && self.kept.boot_id == self.volumes.boot_id {
+            let renewed = SinceBoot(Duration::from_millis(self.kept.renewed));
+            self.held.send_replace(Some(Tenure { number: self.kept.number, renewed }));
+        }
+    }
+
+    /// A new tenure, after the old one has left nothing.
+    async fn next_number(&mut self) -> Result<u64, LeaseError> {
+        if !self.volumes.is_cut_off()? {
+            self.volumes.cut_lapsed().await;
+            if !self.volumes.is_cut_off()? {
+                return Err(LeaseError::NotCut);
+            }
+        }
+        let seen = self.lease.iter().flatten().map(|lease| lease.tenure).max();
+        let number = seen.unwrap_or_default().max(self.kept.number).saturating_add(1);
+        let boot_id = self.volumes.boot_id.clone();
+        let now = millis(since_boot());
+        // Nothing is held in it yet, so that the guard has nothing to do.
+        let kept = Kept { number, boot_id, renewed: 0, cut_at: now };
+        kept.store(&self.volumes.places.state_dir)?;
+        self.kept = kept;
+        Ok(number)
+    }
+
+    async fn renew(&mut self, number: u64) -> Result<(), LeaseError> {
+        let volumes = &self.volumes;
+        let api = volumes.cluster().ok_or(LeaseError::NoWay)?;
+        // This clock is read first: others count from a later moment.
+        let sent = since_boot();
+        let duration = volumes.terms.duration;
+        let seen = self.lease.as_ref().and_then(Option::as_ref);
+        let now = Timestamp::now();
+        let write = api.write_agent_lease(&volumes.node, seen, number, duration, now);
+        let written = timeout(CALL, write).await.map_err(|_| LeaseError::Late)??;
+        let Written::Is(lease) = written else {
+            // A write of ours that came late, or another agent of the same name.
+            self.lease = None;
+            return Ok(());
+        };
+        self.lease = Some(Some(lease));
+        let tenure = Tenure { number, renewed: sent };
+        let kept = Kept {
+            number,
+            boot_id: volumes.boot_id.clone(),
+            renewed: millis(sent),
+            cut_at: millis(tenure.cut_at(&volumes.terms)),
+        };
+        kept.store(&volumes.places.state_dir)?;
+        if self.held.borrow().is_none_or(|held| held.number != number) {
+            info!(tenure = number, "this node may hold volumes");
+        }
+        self.kept = kept;
+        self.held.send_replace(Some(tenure));
+        Ok(())
+    }
+}
+
+fn millis(time: SinceBoot) -> u64 {
+    u64::try_from(time.0.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Volumes {
+    /// Whether nothing that promised it can write any more.
+    fn is_cut_off(&self) -> io::Result<bool> {
+        for name in self.journals.names()? {
+            let journal = self.journals.load(&name)?;
+            if journal.is_some_and(|journal| guard::is_open(&journal, &self.boot_id)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Cuts off and takes away what was held in a tenure that has ended.
+    async fn cut_lapsed(&self) {
+        for name in self.journals.names().unwrap_or_default() {
+            if let Err(error) = self.tidy(&name, Default::default()).await {
+                warn!(volume = name, reason = chain(&error), "not all is taken away yet");
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What is done without anybody asking: mounts that were left half done are undone, the garbage list of
+//! this node is worked off, and entries that nothing here knows of are taken out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+use wharf_block::loops;
+use wharf_core::{
+    volume::{
+        garbage::{Clean, GarbageEntry, Left, decide_garbage, is_stray},
+        journal::Journal,
+        record::Generation,
+    },
+    words::chain,
+};
+use wharf_kube::{Cluster, volumes::Written};
+
+use super::{Shared, Volumes, kernel, storage::Tag, work::VolumeError};
+use crate::{
+    device,
+    health::Reporter,
+    tasks::{Context, Ended},
+};
+
+const TIDY_EVERY: Duration = Duration::from_secs(30);
+/// Asking for all records is dear.
+const STRAYS_EVERY: Duration = Duration::from_secs(600);
+/// kubelet unmounts what it knows of in this time, also after its own restart.
+const ORPHANED_AFTER: Duration = Duration::from_secs(60);
+
+pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended {
+    let Some(node) = context.stop.run_until_cancelled(device::node_name(&context)).await else {
+        return Ok(());
+    };
+    let volumes = shared.volumes(&node)?;
+    let mut round =
+        Round { volumes, reporter, unknown: BTreeMap::new(), strays_at: Instant::now() };
+    loop {
+        let turn = async {
+            round.turn().await;
+            sleep(TIDY_EVERY).await;
+        };
+        if context.stop.run_until_cancelled(turn).await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+struct Round {
+    volumes: Arc<Volumes>,
+    reporter: Reporter,
+    /// Directories of pods that the API server does not know, and since when.
+    unknown: BTreeMap<String, Instant>,
+    strays_at: Instant,
+}
+
+impl Round {
+    async fn turn(&mut self) {
+        let names = match self.volumes.journals.names() {
+            Ok(names) => names,
+            Err(error) => return self.reporter.fault("journals", &error.to_string()),
+        };
+        self.reporter.clear("journals");
+        let orphans = self.orphans(&names).await;
+        for name in names {
+            let of_volume = orphans.get(&name).cloned().unwrap_or_default();
+            self.told(&name, self.volumes.tidy(&name, of_volume).await);
+        }
+        if let Some(api) = self.volumes.cluster() {
+            let done = self.clean_garbage(&api).await;
+            self.told("the garbage list", done);
+            if Instant::now() >= self.strays_at {
+                let done = self.take_strays(&api).await;
+                if done.is_ok() {
+                    self.strays_at = Instant::now() + STRAYS_EVERY;
+                }
+                self.told("records", done);
+            }
+        }
+        self.reporter.ok();
+    }
+
+    fn told(&self, subject: &str, done: Result<(), VolumeError>) {
+        match done {
+            Ok(()) => self.reporter.clear(subject),
+            Err(error) => self.reporter.fault(subject, &chain(&error)),
+        }
+    }
+
+    /// Directories, by volume, of pods that are gone for good: the API server has not known them for a
+    /// while, and no container has the volume any more.
+    async fn orphans(&mut self, names: &[String]) -> BTreeMap<String, BTreeSet<String>> {
+        let mut orphans: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let journals: Vec<Journal> =
+            names.iter().filter_map(|name| self.volumes.load(name).ok().flatten()).collect();
+        let Some(api) = self.volumes.cluster().filter(|_| !journals.is_empty()) else {
+            return orphans;
+        };
+        let Ok(known) = api.pod_uids(&self.volumes.node).await else { return orphans };
+        let mut still = BTreeMap::new();
+        for journal in &journals {
+            for pod in journal.pods.iter().filter(|pod| !known.contains(&pod.pod_uid)) {
+                let since = self.unknown.get(&pod.mount_dir).copied().unwrap_or_else(Instant::now);
+                still.insert(pod.mount_dir.clone(), since);
+                if since.elapsed() >= ORPHANED_AFTER && !self.is_used(journal).await {
+                    orphans
+                        .entry(journal.volume.clone())
+                        .or_default()
+                        .insert(pod.mount_dir.clone());
+                }
+            }
+        }
+        self.unknown = still;
+        orphans
+    }
+
+    async fn is_used(&self, journal: &Journal) -> bool {
+        let staging = self.volumes.places.staging(&journal.volume);
+        let looked = tokio::task::spawn_blocking(move || {
+            let mounts = kernel::mounts()?;
+            let staged = mounts.into_iter().find(|mount| mount.point == staging);
+            Ok::<_, kernel::KernelError>(staged.is_some_and(|it| kernel::is_in_a_container(&it)))
+        });
+        // What cannot be seen counts as used.
+        looked.await.is_ok_and(|looked| looked.unwrap_or(true))
+    }
+
+    async fn clean_garbage(&self, api: &Cluster) -> Result<(), VolumeError> {
+        let seen = api.garbage(&self.volumes.node).await?;
+        if seen.entries.is_empty() {
+            return Ok(());
+        }
+        let node_uid = self.volumes.node_uid(api).await?;
+        let own = self.volumes.own(&node_uid);
+        let mut kept = Vec::new();
+        for entry in &seen.entries {
+            let lock = self.volumes.lock(&entry.volume);
+            let _held = lock.lock().await;
+            let left = self.left(api, entry).await?;
+            match decide_garbage(entry, &left, &own) {
+                Clean::Drop(why) => info!(volume = entry.volume, %why, "struck off the garbage"),
+                Clean::Detach(generation) => {
+                    self.detach(&entry.volume, generation).await?;
+                    kept.push(entry.clone());
+                }
+                // The journal is tidied in every round.
+                Clean::Tidy | Clean::Keep => kept.push(entry.clone()),
+            }
+        }
+        if kept.len() < seen.entries.len() {
+            // Whoever was faster made it longer: the next round sees it.
+            api.write_garbage(&self.volumes.node, &seen, &kept).await?;
+        }
+        Ok(())
+    }
+
+    async fn left(&self, api: &Cluster, entry: &GarbageEntry) -> Result<Left, VolumeError> {
+        let journal = self.volumes.load(&entry.volume)?;
+        let grants = journal.iter().flat_map(|journal| &journal.pods);
+        let journal = grants.filter_map(|pod| pod.entry.as_ref()).map(|entry| entry.generation);
+        let volume = entry.volume.clone();
+        let tag = Tag::new(&self.volumes.boot_id, &volume, Generation::default());
+        let listed = self.volumes.blocking(&volume, "look for devices", move || Ok(found(&tag)));
+        Ok(Left {
+            devices: listed.await?.map(|devices| devices.into_iter().map(|(_, it)| it).collect()),
+            journal: journal.max(),
+            record: Some(api.attachment(&volume).await?),
+        })
+    }
+
+    /// A device that no journal knows: cut off, unmounted, taken away.
+    async fn detach(&self, volume: &str, generation: Generation) -> Result<(), VolumeError> {
+        let tag = Tag::new(&self.volumes.boot_id, volume, generation);
+        warn!(volume, %generation, "a device that nobody knows is taken away");
+        let take_away = move || {
+            let devices = found(&tag).unwrap_or_default();
+            for (device, _) in devices.iter().filter(|(_, of)| *of == generation) {
+                loops::cut(device).map_err(super::storage::StorageError::from)?;
+                let number = format!("7:{}", device.number);
+                for mount in kernel::mounts()?.iter().filter(|mount| mount.device == number) {
+                    kernel::unmount_all(&mount.point, true)?;
+                }
+                loops::detach(device).map_err(super::storage::StorageError::from)?;
+            }
+            Ok(())
+        };
+        self.volumes.blocking(volume, "take the device away", take_away).await
+    }
+
+    /// A write of ours that came late may have brought an entry back after it was given up.
+    async fn take_strays(&self, api: &Cluster) -> Result<(), VolumeError> {
+        let node_uid = self.volumes.node_uid(api).await?;
+        let own = self.volumes.own(&node_uid);
+        for (volume, record) in api.attachments().await? {
+            if !record.entries.iter().any(|entry| entry.node == own.node) {
+                continue;
+            }
+            let lock = self.volumes.lock(&volume);
+            let _held = lock.lock().await;
+            let journal = self.volumes.load(&volume)?;
+            let tag = Tag::new(&self.volumes.boot_id, &volume, Generation::default());
+            let listed =
+                self.volumes.blocking(&volume, "look for devices", move || Ok(found(&tag)));
+            let device = listed.await?.map(|devices| !devices.is_empty());
+            let Some(record) = api.attachment(&volume).await? else { continue };
+            let is_ours = |entry: &&_| is_stray(entry, &own, journal.as_ref(), device);
+            let Some(stray) = record.entries.iter().find(is_ours) else { continue };
+            if let Some(change) = record.without(&stray.key())
+                && let Written::Is(_) = api.change_attachment(&volume, &change).await?
+            {
+                warn!(volume, "an entry that nothing here knows of was taken out");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The loop devices of a boot and volume, with their grants; `None` when one does not answer.
+fn found(tag: &Tag) -> Option<Vec<(loops::Device, Generation)>> {
+    let mut devices = Vec::new();
+    for observed in loops::list().ok()? {
+        match observed {
+            loops::Observed::Known { device, .. } => {
+                let generation = tag.generation_in(&device.tag);
+                devices.extend(generation.map(|generation| (device, generation)));
+            }
+            loops::Observed::Silent { .. } => return None,
+        }
+    }
+    Some(devices)
+}

@@ -1,0 +1,591 @@
+//! Mounting, unmounting and tidying up: one volume, one step after the other.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+use wharf_core::{
+    volume::{
+        attach::Decision,
+        journal::{
+            Action, DeviceStage, Fault, Found, Journal, Next, PodUse, Purpose, Seen, Signature,
+            Wait, decide_next,
+        },
+        record::{EntryKey, Record},
+        request::{BadRequest, Request, parse_mount_dir},
+    },
+    words::chain,
+};
+use wharf_kube::{Cluster, KubeError, volumes::Written};
+
+use super::{
+    Places, Volumes,
+    claim::Gathered,
+    kernel::{self, KernelError},
+    storage::{self, Device, Storage, StorageError, Use},
+};
+
+/// For one step with the kernel or the storage. Making a file system may take the longest.
+const STEP: Duration = Duration::from_secs(95);
+/// How long a mount waits for somebody whose lease may end, before kubelet is told why. It asks again by
+/// itself, but later and later.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Where nobody knows when the holder lets go.
+const SHORT_PATIENCE: Duration = Duration::from_secs(3);
+/// Between two looks at somebody who holds the volume.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A mount from nothing takes ten. A row that does not end is a defect.
+const MOST_STEPS: usize = 100;
+
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error("{0}")]
+    Bad(BadRequest),
+    /// Others hold it; it may be had later.
+    #[error("{why}")]
+    Blocked { why: String, until: Option<Timestamp> },
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    Fault(Fault),
+    #[error("{0}")]
+    Wait(Wait),
+    #[error("others change the volume's record all the time; it is tried again")]
+    Contested,
+    #[error("there is no way to the API server yet")]
+    NoApi,
+    #[error("an earlier step with the volume hangs ({0}); the storage may be gone")]
+    Stuck(String),
+    #[error("could not {what} within {} s", STEP.as_secs())]
+    Slow { what: &'static str },
+    #[error("the volume does not come to rest")]
+    Endless,
+    #[error("the journal of the volume cannot be kept")]
+    Journal(#[source] io::Error),
+    #[error(transparent)]
+    Kube(#[from] KubeError),
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl VolumeError {
+    /// A decision that grants nothing.
+    pub fn refused(decision: Decision) -> Self {
+        let why = decision.to_string();
+        match decision {
+            Decision::Wait { wake_at, .. } => Self::Blocked { why, until: wake_at },
+            Decision::Refuse(_) | Decision::Granted(_) | Decision::Do(_) => Self::Refused(why),
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, VolumeError>;
+
+/// Why a volume is worked on.
+#[derive(Debug, Clone)]
+enum Goal {
+    Mount(Box<Request>),
+    Unmount(String),
+    /// Directories of pods that are gone for good.
+    Tidy(BTreeSet<String>),
+}
+
+/// What the API server says, and in which tenure.
+struct Facts {
+    record: Option<Record>,
+    tenure: u64,
+    node_uid: String,
+}
+
+impl Volumes {
+    /// Mounts a volume for a pod. When it fails, nothing is mounted in the pod's directory.
+    pub async fn mount(&self, request: Request) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let failed = match self.try_mount(&request).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let VolumeError::Blocked { until, .. } = &failed else { return Err(failed) };
+            let patience = if until.is_some() { PATIENCE } else { SHORT_PATIENCE };
+            if begun.elapsed() + LOOK_AGAIN >= patience {
+                return Err(failed);
+            }
+            // The lock is not held meanwhile: the holder may be on this very node.
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    async fn try_mount(&self, request: &Request) -> Result<()> {
+        let lock = self.lock(&request.volume);
+        let _held = lock.lock().await;
+        let mounted = self.mount_locked(request).await;
+        if mounted.is_err() {
+            // Whatever failed, the mount is undone. What cannot be undone now is later.
+            if let Err(error) = self.tidy_locked(&request.volume, BTreeSet::new()).await {
+                warn!(volume = request.volume, reason = chain(&error), "not all was undone");
+            }
+        }
+        mounted
+    }
+
+    async fn mount_locked(&self, request: &Request) -> Result<()> {
+        let api = self.cluster().ok_or(VolumeError::NoApi)?;
+        let mut gathered = self.gather(&api, request).await?;
+        let journal = match self.load(&request.volume)? {
+            Some(journal) => journal,
+            None => self.new_journal(request, &gathered)?,
+        };
+        let mut job = Job::new(self, journal, Some(api))?;
+        job.facts = Some(Facts {
+            record: gathered.record.clone(),
+            tenure: gathered.tenure,
+            node_uid: gathered.node_uid.clone(),
+        });
+        job.run(&Goal::Mount(Box::new(request.clone())), Some(&mut gathered)).await
+    }
+
+    /// Unmounts what is in a pod's directory. Nothing but that directory has to be known.
+    pub async fn unmount(&self, dir: &str) -> Result<()> {
+        let root = self.places.kubelet_root();
+        let place = parse_mount_dir(&root.to_string_lossy(), dir).map_err(|fault| {
+            VolumeError::Bad(BadRequest::MountDir { dir: dir.chars().take(200).collect(), fault })
+        })?;
+        let lock = self.lock(&place.volume);
+        let _held = lock.lock().await;
+        let Some(journal) = self.load(&place.volume)? else {
+            // Nothing of ours is here; what is mounted there is somebody else's and goes all the same,
+            // because kubelet asks for it.
+            return self.unmount_unknown(&place.volume, dir).await;
+        };
+        Job::new(self, journal, self.cluster())?.run(&Goal::Unmount(dir.to_owned()), None).await
+    }
+
+    async fn unmount_unknown(&self, volume: &str, dir: &str) -> Result<()> {
+        let at = PathBuf::from(dir);
+        self.blocking(volume, "unmount the pod's directory", move || {
+            Ok(kernel::unmount_all(&at, false)?)
+        })
+        .await
+    }
+
+    /// Takes away what nobody wants or may use any more.
+    pub async fn tidy(&self, volume: &str, orphans: BTreeSet<String>) -> Result<()> {
+        let lock = self.lock(volume);
+        let _held = lock.lock().await;
+        self.tidy_locked(volume, orphans).await
+    }
+
+    async fn tidy_locked(&self, volume: &str, orphans: BTreeSet<String>) -> Result<()> {
+        let Some(journal) = self.load(volume)? else { return Ok(()) };
+        Job::new(self, journal, self.cluster())?.run(&Goal::Tidy(orphans), None).await
+    }
+
+    pub fn load(&self, volume: &str) -> Result<Option<Journal>> {
+        self.journals.load(volume).map_err(VolumeError::Journal)
+    }
+
+    /// The journal of a volume that has none yet.
+    fn new_journal(&self, request: &Request, facts: &Gathered) -> Result<Journal> {
+        let cluster = request.storage_cluster.clone();
+        let Some(found) = &facts.cluster else {
+            let refusal = wharf_core::volume::attach::Refusal::NoCluster { cluster };
+            return Err(VolumeError::Refused(refusal.to_string()));
+        };
+        Ok(Journal {
+            volume: request.volume.clone(),
+            storage_cluster: cluster,
+            image: request.image.clone(),
+            backend: found.backend,
+            parameters: found.parameters.clone(),
+            fs_type: request.fs_type.clone(),
+            boot_id: self.boot_id.clone(),
+            device: DeviceStage::Absent,
+            cut: false,
+            pods: Vec::new(),
+        })
+    }
+
+    /// Runs what may block, with a limit. While one hangs, nothing else of this volume is begun.
+    pub async fn blocking<T: Send + 'static>(
+        &self,
+        volume: &str,
+        what: &'static str,
+        step: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if self.is_stuck(volume) {
+            return Err(VolumeError::Stuck(what.to_owned()));
+        }
+        self.limited(volume, what, step).await
+    }
+
+    /// The same, also while another step of the volume hangs.
+    async fn limited<T: Send + 'static>(
+        &self,
+        volume: &str,
+        what: &'static str,
+        step: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let running = tokio::task::spawn_blocking(move || {
+            // Nobody listens any more when it comes too late.
+            let _late = sender.send(step());
+        });
+        match timeout(STEP, receiver).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(_)) => Err(VolumeError::Endless),
+            Err(_) => {
+                let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
+                stuck.insert(volume.to_owned(), running);
+                Err(VolumeError::Slow { what })
+            }
+        }
+    }
+
+    /// Whether a step of the volume has not come back.
+    fn is_stuck(&self, volume: &str) -> bool {
+        let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
+        stuck.retain(|_, running| !running.is_finished());
+        stuck.contains_key(volume)
+    }
+
+    /// The storage behind a journal.
+    pub fn storage(&self, journal: &Journal) -> Result<Arc<dyn Storage>> {
+        let opened =
+            storage::open(journal.backend, &journal.parameters, &self.places, &self.hints)?;
+        Ok(opened.into())
+    }
+}
+
+/// A volume of this node as its storage is asked for it.
+pub fn use_of(journal: &Journal, boot_id: &str, places: &Places) -> Use {
+    let grants = || journal.pods.iter().filter_map(|pod| pod.entry.as_ref());
+    Use {
+        volume: journal.volume.clone(),
+        image: journal.image.clone(),
+        generation: grants().map(|entry| entry.generation).max().unwrap_or_default(),
+        read_only: grants().next().is_some() && grants().all(|entry| entry.read_only),
+        boot_id: boot_id.to_owned(),
+        staging: places.staging(&journal.volume),
+    }
+}
+
+/// The work on one volume, under its lock.
+struct Job<'a> {
+    volumes: &'a Volumes,
+    journal: Journal,
+    storage: Arc<dyn Storage>,
+    api: Option<Cluster>,
+    /// `None` until they are read, and after something changed.
+    facts: Option<Facts>,
+    /// The API server did not answer in this job: it is not asked again.
+    is_away: bool,
+    device: Option<Device>,
+}
+
+impl<'a> Job<'a> {
+    fn new(volumes: &'a Volumes, journal: Journal, api: Option<Cluster>) -> Result<Self> {
+        let storage = volumes.storage(&journal)?;
+        let is_away = api.is_none();
+        Ok(Self { volumes, journal, storage, api, facts: None, is_away, device: None })
+    }
+
+    async fn run(&mut self, goal: &Goal, mut gathered: Option<&mut Gathered>) -> Result<()> {
+        for _ in 0..MOST_STEPS {
+            if let Goal::Mount(request) = goal {
+                self.journal.begin(&request.mount_dir, &request.pod.uid);
+            }
+            self.read_facts().await;
+            let seen = self.look(goal).await?;
+            let (own, standing) = (self.own(), self.volumes.standing());
+            match decide_next(&self.journal, &seen, purpose(goal), &own, &standing) {
+                Next::Do { note, action } => {
+                    self.journal = *note;
+                    self.store().await?;
+                    self.act(&action, goal, gathered.as_deref_mut()).await?;
+                }
+                Next::Settled => return Ok(()),
+                Next::Wait(wait) => {
+                    return match goal {
+                        Goal::Unmount(dir) if self.journal.is_unmounted(dir, &seen) => Ok(()),
+                        Goal::Mount(_) | Goal::Unmount(_) | Goal::Tidy(_) => {
+                            Err(VolumeError::Wait(wait))
+                        }
+                    };
+                }
+                Next::Fail(fault) => return Err(VolumeError::Fault(fault)),
+            }
+        }
+        Err(VolumeError::Endless)
+    }
+
+    fn used(&self) -> Use {
+        use_of(&self.journal, &self.volumes.boot_id, &self.volumes.places)
+    }
+
+    fn own(&self) -> wharf_core::volume::record::Own {
+        let known = self.facts.as_ref().map(|facts| facts.node_uid.clone());
+        let mut granted = self.journal.pods.iter().filter_map(|pod| pod.entry.as_ref());
+        let uid = known.or_else(|| granted.next().map(|entry| entry.node_uid.clone()));
+        self.volumes.own(&uid.unwrap_or_default())
+    }
+
+    /// Asks who holds the volume, once and after every change. An API server that is away does not
+    /// keep a device here.
+    async fn read_facts(&mut self) {
+        let tenure = self.volumes.own("").tenure;
+        let is_fresh = self.facts.as_ref().is_some_and(|facts| facts.tenure == tenure);
+        if is_fresh || self.is_away {
+            return;
+        }
+        self.facts = None;
+        let Some(api) = &self.api else { return };
+        let asked =
+            tokio::try_join!(api.attachment(&self.journal.volume), self.volumes.node_uid(api),);
+        match asked {
+            Ok((record, node_uid)) => self.facts = Some(Facts { record, tenure, node_uid }),
+            Err(error) => {
+                info!(volume = self.journal.volume, reason = chain(&error), "nobody answers");
+                self.is_away = true;
+            }
+        }
+    }
+
+    /// What is really there.
+    async fn look(&mut self, goal: &Goal) -> Result<Seen> {
+        let volume = self.journal.volume.clone();
+        let hung = self.volumes.is_stuck(&volume);
+        let used = self.used();
+        let dirs: Vec<String> = self.journal.pods.iter().map(|pod| pod.mount_dir.clone()).collect();
+        // Nothing was ever begun: there is nothing to look for.
+        let is_blank = self.journal.device == DeviceStage::Absent
+            && self.journal.boot_id == self.volumes.boot_id;
+        let (storage, fs_type) = (self.storage.clone(), self.journal.fs_type.clone());
+        let look = move || {
+            let mounts = kernel::mounts()?;
+            let is_mounted = |at: &Path| mounts.iter().any(|mount| mount.point == at);
+            let staged = is_mounted(&used.staging);
+            let device = if is_blank && !staged { None } else { storage.find(&used)? };
+            let found = match &device {
+                None => Found::Absent,
+                Some(device) if staged || !device.is_block => Found::Present(Signature::Ready),
+                Some(device) => Found::Present(kernel::signature(&device.path, &fs_type)?),
+            };
+            let bound = dirs.into_iter().filter(|dir| is_mounted(Path::new(dir)));
+            Ok((device, found, staged, bound.collect::<BTreeSet<String>>()))
+        };
+        let looked = match hung {
+            // What hangs would hang again: it is there, and that is all that is known.
+            true => (self.device.clone(), Found::Unknown, true, BTreeSet::new()),
+            false => match self.volumes.blocking(&volume, "look at the device", look).await {
+                Err(VolumeError::Storage(StorageError::Silent)) => {
+                    (None, Found::Unknown, false, BTreeSet::new())
+                }
+                looked => looked?,
+            },
+        };
+        let (device, found, staged, bound) = looked;
+        self.device = device;
+        let orphaned = match goal {
+            Goal::Tidy(orphans) => orphans.clone(),
+            Goal::Mount(_) | Goal::Unmount(_) => BTreeSet::new(),
+        };
+        let record = self.facts.as_ref().map(|facts| facts.record.clone());
+        Ok(Seen { device: found, staged, bound, orphaned, hung, record })
+    }
+
+    async fn store(&self) -> Result<()> {
+        let (journals, journal) = (self.volumes.journals.clone(), self.journal.clone());
+        let stored = tokio::task::spawn_blocking(move || journals.store(&journal)).await;
+        let stored = stored.unwrap_or_else(|error| Err(io::Error::other(error)));
+        stored.map_err(VolumeError::Journal)
+    }
+
+    async fn act(
+        &mut self,
+        action: &Action,
+        goal: &Goal,
+        gathered: Option<&mut Gathered>,
+    ) -> Result<()> {
+        let volume = self.journal.volume.clone();
+        info!(volume, ?action, "volume step");
+        match action {
+            Action::Claim { .. } => return self.claim(goal, gathered).await,
+            Action::Report { key } => return self.report(key).await,
+            Action::GiveUp { key } => return self.give_up(key).await,
+            Action::Forget => return Ok(()),
+            Action::Map
+            | Action::Format
+            | Action::Stage
+            | Action::Bind { .. }
+            | Action::Cut
+            | Action::Unbind { .. }
+            | Action::Unstage
+            | Action::Unmap => {}
+        }
+        let step = Step {
+            used: self.used(),
+            storage: self.storage.clone(),
+            device: self.device.clone(),
+            fs_type: self.journal.fs_type.clone(),
+            options: self.journal.parameters.get("mountOptions").cloned().unwrap_or_default(),
+            read_only_dirs: read_only_dirs(&self.journal.pods),
+            is_cut: self.journal.cut,
+        };
+        let (doing, what) = (action.clone(), what(action));
+        let taken = move || step.take(&doing);
+        if *action == Action::Cut {
+            // It is what sets free what hangs.
+            self.volumes.limited(&volume, what, taken).await?;
+            self.journal.was_cut();
+            return Ok(());
+        }
+        self.volumes.blocking(&volume, what, taken).await?;
+        if *action == Action::Format {
+            self.journal.formatted();
+        }
+        Ok(())
+    }
+
+    async fn claim(&mut self, goal: &Goal, gathered: Option<&mut Gathered>) -> Result<()> {
+        let (Goal::Mount(request), Some(gathered), Some(api)) = (goal, gathered, &self.api) else {
+            return Err(VolumeError::NoApi);
+        };
+        let entry = self.volumes.claim(api, request, &self.storage, gathered).await?;
+        self.journal.claimed(&request.mount_dir, &entry);
+        self.facts = Some(Facts {
+            record: gathered.record.clone(),
+            tenure: gathered.tenure,
+            node_uid: gathered.node_uid.clone(),
+        });
+        Ok(())
+    }
+
+    /// Says in the record what the device is.
+    async fn report(&mut self, key: &EntryKey) -> Result<()> {
+        let device = self.device.as_ref();
+        let path = device.map(|device| device.path.display().to_string()).unwrap_or_default();
+        let identity = device.map(|device| device.identity.clone()).unwrap_or_default();
+        let record = self.facts.as_ref().and_then(|facts| facts.record.as_ref());
+        let change = record.and_then(|record| record.attached(key, &path, &identity));
+        self.change(change).await
+    }
+
+    async fn give_up(&mut self, key: &EntryKey) -> Result<()> {
+        let record = self.facts.as_ref().and_then(|facts| facts.record.as_ref());
+        let change = record.and_then(|record| record.without(key));
+        self.change(change).await
+    }
+
+    /// Changes the record. Whoever was faster makes it be read anew.
+    async fn change(&mut self, change: Option<wharf_core::volume::record::Change>) -> Result<()> {
+        let (Some(change), Some(api)) = (change, &self.api) else {
+            self.facts = None;
+            return Ok(());
+        };
+        match api.change_attachment(&self.journal.volume, &change).await {
+            Ok(Written::Is(record)) => {
+                if let Some(facts) = &mut self.facts {
+                    facts.record = record;
+                }
+            }
+            Ok(Written::Stale) => self.facts = None,
+            Err(error) => {
+                info!(volume = self.journal.volume, reason = chain(&error), "nobody answers");
+                self.facts = None;
+                self.is_away = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn purpose(goal: &Goal) -> Purpose<'_> {
+    match goal {
+        Goal::Mount(request) => Purpose::Mount { dir: &request.mount_dir },
+        Goal::Unmount(dir) => Purpose::Unmount { dir },
+        Goal::Tidy(_) => Purpose::Tidy,
+    }
+}
+
+fn read_only_dirs(pods: &[PodUse]) -> BTreeSet<String> {
+    let only_reads = |pod: &&PodUse| pod.entry.as_ref().is_some_and(|entry| entry.read_only);
+    pods.iter().filter(only_reads).map(|pod| pod.mount_dir.clone()).collect()
+}
+
+/// One step with the kernel or the storage, all that it needs at hand.
+struct Step {
+    used: Use,
+    storage: Arc<dyn Storage>,
+    device: Option<Device>,
+    fs_type: String,
+    options: String,
+    read_only_dirs: BTreeSet<String>,
+    is_cut: bool,
+}
+
+impl Step {
+    fn take(self, action: &Action) -> Result<()> {
+        let staging = &self.used.staging;
+        match (action, &self.device) {
+            (Action::Map, _) => {
+                self.storage.map(&self.used)?;
+            }
+            (Action::Format, Some(device)) => kernel::format(&device.path, &self.fs_type)?,
+            (Action::Stage, Some(device)) => self.stage(device)?,
+            (Action::Bind { dir }, _) => {
+                kernel::bind(staging, Path::new(dir), self.read_only_dirs.contains(dir))?;
+            }
+            (Action::Unbind { dir }, _) => kernel::unmount_all(Path::new(dir), self.is_cut)?,
+            (Action::Cut, Some(device)) => self.storage.cut(&self.used, device)?,
+            (Action::Unstage, _) => {
+                kernel::unmount_all(staging, self.is_cut)?;
+                kernel::remove_point(staging);
+            }
+            (Action::Unmap, Some(device)) => self.storage.unmap(&self.used, device)?,
+            (Action::Format | Action::Stage | Action::Cut | Action::Unmap, None) => {}
+            (
+                Action::Claim { .. }
+                | Action::Report { .. }
+                | Action::GiveUp { .. }
+                | Action::Forget,
+                _,
+            ) => {}
+        }
+        Ok(())
+    }
+
+    fn stage(&self, device: &Device) -> Result<()> {
+        let Use { staging, read_only, .. } = &self.used;
+        if !device.is_block {
+            return Ok(kernel::bind(&device.path, staging, *read_only)?);
+        }
+        Ok(kernel::stage(&device.path, staging, &self.fs_type, *read_only, &self.options)?)
+    }
+}
+
+fn what(action: &Action) -> &'static str {
+    match action {
+        Action::Claim { .. } => "claim the volume",
+        Action::Map => "map the device",
+        Action::Format => "make the file system",
+        Action::Stage => "mount the file system",
+        Action::Bind { .. } => "mount it for the pod",
+        Action::Report { .. } => "report the device",
+        Action::Cut => "cut the volume off",
+        Action::Unbind { .. } => "unmount it for the pod",
+        Action::Unstage => "unmount the file system",
+        Action::Unmap => "take the device away",
+        Action::GiveUp { .. } => "give the volume up",
+        Action::Forget => "forget the volume",
+    }
+}

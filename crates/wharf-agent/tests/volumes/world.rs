@@ -1,0 +1,214 @@
+//! An agent with a real API server, and directories in the place of kubelet's.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use wharf_core::install::manifests::render_volumes;
+use wharf_testbed::{apiserver::ApiServer, process::binary, wait_for};
+
+use super::common::{Agent, create, kubectl};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+pub const NODE: &str = "n0";
+
+pub struct World {
+    pub server: ApiServer,
+    pub agent: Agent,
+    dir: TempDir,
+}
+
+pub struct Pod {
+    pub name: String,
+    pub uid: String,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with("")
+    }
+
+    /// `more` is of the agent's `[volumes]`.
+    pub fn with(more: &str) -> Self {
+        let server = ApiServer::start().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let manifests = dir.path().join("volumes.yaml");
+        fs::write(&manifests, render_volumes()).unwrap();
+        let manifests = manifests.to_str().unwrap();
+        kubectl(&server, &["apply", "-f", manifests], &Value::Null);
+        let established = "--for=condition=Established";
+        kubectl(&server, &["wait", established, "crd", "--all"], &Value::Null);
+        let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
+        create(&server, &node);
+        fs::create_dir(dir.path().join("images")).unwrap();
+        let config = format!(
+            "node_name = '{NODE}'\nkubeconfig = '{}'\n[volumes]\nstate_dir = '{1}/state'\n\
+             kubelet_root = '{1}/kubelet'\nplugin_dir = '{1}/plugins'\ndriver = '{2}'\n{more}",
+            server.kubeconfig_file().display(),
+            dir.path().display(),
+            binary("wharf-flex").unwrap().display(),
+        );
+        let agent = Agent::start(None, &config);
+        let world = Self { server, agent, dir };
+        create(
+            &world.server,
+            &json!({
+                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
+                "metadata": { "name": "main" },
+                "spec": { "backend": "loopfile",
+                          "parameters": { "directory": world.path("images") } },
+            }),
+        );
+        world.wait_ready();
+        world
+    }
+
+    /// The agent holds its lease and the driver is in its place.
+    pub fn wait_ready(&self) {
+        let ready =
+            || Ok((self.agent.works("volumes-lease") && self.driver().exists()).then_some(()));
+        wait_for("the agent's lease for volumes", DEADLINE, ready).unwrap();
+    }
+
+    pub fn node(&self) -> &'static str {
+        NODE
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn driver(&self) -> PathBuf {
+        self.path("plugins/wharf.dev~volume/volume")
+    }
+
+    /// A blank image of so many MiB.
+    pub fn image(&self, name: &str, size: u64) {
+        let path = self.path(&format!("images/{name}.img"));
+        File::create(path).unwrap().set_len(size << 20).unwrap();
+    }
+
+    pub fn volume(&self, name: &str, image: &str, more: Value) {
+        let mut object = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
+            "spec": {
+                "capacity": { "storage": "64Mi" }, "accessModes": ["ReadWriteOnce"],
+                "flexVolume": {
+                    "driver": "wharf.dev/volume",
+                    "options": { "storageCluster": "main", "image": image },
+                },
+            },
+        });
+        let spec = object["spec"].as_object_mut().unwrap();
+        spec.extend(more.as_object().unwrap().clone());
+        create(&self.server, &object);
+    }
+
+    pub fn pod(&self, name: &str) -> Pod {
+        create(
+            &self.server,
+            &json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+                "spec": { "nodeName": NODE, "containers": [{ "name": "c", "image": "none" }] },
+            }),
+        );
+        let get = ["get", "pod", name, "-o", "jsonpath={.metadata.uid}"];
+        let uid = kubectl(&self.server, &get, &Value::Null);
+        Pod { name: name.to_owned(), uid }
+    }
+
+    /// What kubelet's directory for the volume is called.
+    pub fn dir_of(&self, pod: &Pod, volume: &str) -> PathBuf {
+        let below = format!("kubelet/pods/{}/volumes/wharf.dev~volume/{volume}", pod.uid);
+        self.path(&below)
+    }
+
+    pub fn options(&self, pod: &Pod, volume: &str, image: &str) -> Value {
+        json!({
+            "kubernetes.io/fsType": "", "kubernetes.io/readwrite": "rw",
+            "kubernetes.io/pvOrVolumeName": volume, "kubernetes.io/pod.name": pod.name,
+            "kubernetes.io/pod.namespace": "default", "kubernetes.io/pod.uid": pod.uid,
+            "kubernetes.io/serviceAccount.name": "default",
+            "storageCluster": "main", "image": image,
+        })
+    }
+
+    pub fn mount(&self, pod: &Pod, volume: &str, image: &str) -> Result<(), String> {
+        let options = self.options(pod, volume, image);
+        self.call(&["mount", self.dir_of(pod, volume).to_str().unwrap(), &options.to_string()])
+    }
+
+    pub fn unmount(&self, pod: &Pod, volume: &str) -> Result<(), String> {
+        self.call(&["unmount", self.dir_of(pod, volume).to_str().unwrap()])
+    }
+
+    /// Calls the driver as kubelet does: both outputs together are one JSON object.
+    pub fn call(&self, arguments: &[&str]) -> Result<(), String> {
+        let output = Command::new(self.driver()).args(arguments).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(text).unwrap();
+        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text:?}"));
+        match answer["status"].as_str().unwrap() {
+            "Success" if output.status.success() => Ok(()),
+            status => Err(format!("{status}: {}", answer["message"].as_str().unwrap_or_default())),
+        }
+    }
+
+    pub fn record(&self, volume: &str) -> Option<Value> {
+        let get = ["get", "attachments.wharf.dev", volume, "--ignore-not-found", "-o", "json"];
+        let text = kubectl(&self.server, &get, &Value::Null);
+        (!text.is_empty()).then(|| serde_json::from_str(&text).unwrap())
+    }
+
+    /// All of ours on this machine: loop devices of our images, mounts, journals.
+    pub fn leftovers(&self) -> BTreeSet<String> {
+        let here = self.dir.path().to_str().unwrap();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mounts = mounts.lines().filter(|line| line.contains(here)).map(str::to_owned);
+        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter_map(|device| {
+            let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+            file.contains(here).then(|| format!("{:?} {file}", device.file_name()))
+        });
+        let journals = fs::read_dir(self.path("state/journals")).unwrap().flatten();
+        let journals = journals.map(|entry| format!("{:?}", entry.file_name()));
+        mounts.chain(devices).chain(journals).collect()
+    }
+}
+
+impl Drop for World {
+    /// Also when a test fails, nothing stays.
+    fn drop(&mut self) {
+        let here = self.dir.path().to_str().unwrap().to_owned();
+        let _ = self.agent.process().kill();
+        // The guard is ours too.
+        for process in fs::read_dir("/proc").unwrap().flatten() {
+            let line = fs::read_to_string(process.path().join("cmdline")).unwrap_or_default();
+            if line.contains("volume-guard") && line.contains(&here) {
+                let _ = Command::new("kill").arg("-9").arg(process.file_name()).status();
+            }
+        }
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+        for point in points.filter(|point| point.contains(&here)) {
+            let _ = Command::new("umount").args(["-l", point]).output();
+        }
+        for device in fs::read_dir("/sys/block").unwrap().flatten() {
+            let file = fs::read_to_string(device.path().join("loop/backing_file"));
+            if file.is_ok_and(|file| file.contains(&here)) {
+                let path = Path::new("/dev").join(device.file_name());
+                let _ = Command::new("losetup").arg("-d").arg(path).output();
+            }
+        }
+    }
+}
+
+pub fn is_mounted(dir: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().any(|line| line.split(' ').nth(4) == dir.to_str())
+}
