@@ -23,6 +23,7 @@ pub mod files;
 mod images;
 mod kernel;
 pub mod made;
+pub(crate) mod mounts;
 mod paths;
 mod remove;
 pub(crate) mod root;

@@ -44,6 +44,7 @@ use crate::{config::Config, kube::Kube, tasks::Tasks};
 pub use guard::run as guard;
 use journals::Journals;
 pub use places::Places;
+pub(crate) use storage::boot_prefix;
 
 /// What the tasks of this folder share.
 pub struct Volumes {

@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use wharf_block::loops;
 use wharf_core::install::components::{NAMES, etcd};
 use wharf_core::install::credentials::path as pki;
 use wharf_core::install::host::{Action, Change, HostFailure, Leftover, RemovalReport, place};
@@ -19,10 +20,10 @@ use super::made::{Made, NAMESPACES, PLACES};
 use super::paths::{ancestors, is_below, may_remove_file, may_remove_tree};
 use super::root::{Root, wait_until};
 use super::units::{self, Activity};
-use super::{files, kernel};
+use super::{files, kernel, mounts};
 
 mod cgroups;
-mod mounts;
+mod devices;
 mod network;
 mod pods;
 mod processes;
@@ -81,6 +82,7 @@ impl Removal<'_> {
         self.remove_from_shared(&pods);
         self.remove_cgroups();
         self.unmount();
+        self.detach_devices();
         self.remove_trees(|tree| !is_below(tree, place::PROGRAMS));
         self.remove_files();
         self.remove_directories();
@@ -148,6 +150,21 @@ impl Removal<'_> {
         stopped.map_err(|failure| self.failed(&names.join(", "), failure)).is_ok()
     }
 
+    /// Devices of volumes, now that nothing of them is mounted.
+    fn detach_devices(&mut self) {
+        match devices::ours(self.root) {
+            Ok(found) => {
+                for device in found {
+                    let subject = device.path.display().to_string();
+                    self.act(Action::Remove, &subject, |_| {
+                        loops::detach(&device).map_err(io::Error::other)
+                    });
+                }
+            }
+            Err(error) => self.left("loop devices", error.to_string()),
+        }
+    }
+
     fn cgroups(&mut self) -> Vec<PathBuf> {
         cgroups::directories(self.root, &self.made.grown.cgroups).unwrap_or_else(|error| {
             self.left("cgroups", format!("mounts cannot be read: {error}"));
@@ -165,7 +182,7 @@ impl Removal<'_> {
         }
         let victims = || {
             let mut pids = cgroups::processes(&cgroups);
-            pids.extend(processes::shims(root));
+            pids.extend(processes::watchers(root));
             pids
         };
         let gone = wait_until(END_DEADLINE, || {

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
@@ -14,7 +14,10 @@ use rustix::{
 };
 use wharf_core::volume::journal::Signature;
 
-use crate::host::root::Root;
+use crate::host::{
+    mounts::{self, Mount},
+    root::Root,
+};
 
 /// Making a file system of some terabytes takes seconds; a storage that is slower is broken.
 const MKFS: Duration = Duration::from_secs(90);
@@ -47,53 +50,10 @@ impl KernelError {
 
 pub type Result<T> = std::result::Result<T, KernelError>;
 
-/// One line of the kernel's table of mounts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
-    pub point: PathBuf,
-    /// Device as `major:minor`.
-    pub device: String,
-    /// Which directory of the file system is shown there.
-    pub root: String,
-}
-
 /// All mounts that this process sees.
 pub fn mounts() -> Result<Vec<Mount>> {
-    mounts_of("self").map_err(|source| KernelError::call("read the table of mounts", source))
-}
-
-fn mounts_of(process: &str) -> io::Result<Vec<Mount>> {
-    let table = fs::read(format!("/proc/{process}/mountinfo"))?;
-    Ok(table.split(|byte| *byte == b'\n').filter_map(parse_mount).collect())
-}
-
-/// `id parent major:minor root point …`, with spaces and the like as octal numbers.
-fn parse_mount(line: &[u8]) -> Option<Mount> {
-    let mut fields = line.split(|byte| *byte == b' ');
-    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
-    let root = unescape(fields.next()?);
-    let point = PathBuf::from(unescape(fields.next()?));
-    Some(Mount { point, device, root })
-}
-
-fn unescape(text: &[u8]) -> String {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((first, after)) = rest.split_first() {
-        let octal = after.get(..3).filter(|_| *first == b'\\');
-        let number = octal.and_then(|digits| std::str::from_utf8(digits).ok());
-        match number.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                plain.push(byte);
-                rest = after.get(3..).unwrap_or_default();
-            }
-            None => {
-                plain.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&plain).into_owned()
+    let all = mounts::all(&Root::machine());
+    all.map_err(|source| KernelError::call("read the table of mounts", source))
 }
 
 /// Whether some container still has what is mounted there.
@@ -130,6 +90,7 @@ pub fn end_users(staging: &Path) -> Result<()> {
 /// The processes with other mounts than ours, among which is the staged one. What cannot be looked at
 /// has ended meanwhile.
 fn users(staged: &Mount) -> Vec<Pid> {
+    let machine = Root::machine();
     let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
     let ours = namespace(Path::new("/proc/self"));
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -141,7 +102,7 @@ fn users(staged: &Mount) -> Vec<Pid> {
         };
         *judged.entry(other).or_insert_with(|| {
             let name = process.file_name();
-            let mounts = mounts_of(&name.to_string_lossy()).unwrap_or_default();
+            let mounts = mounts::of_process(&machine, &name.to_string_lossy()).unwrap_or_default();
             let is_it = |mount: &Mount| mount.device == staged.device && mount.root == staged.root;
             // Another agent of ours has it mounted at the same place; a container has not.
             mounts.iter().any(is_it) && !mounts.iter().any(|mount| mount.point == staged.point)
@@ -304,16 +265,6 @@ pub fn remove_point(at: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_line_of_the_table_is_read_with_its_odd_characters() {
-        let line = b"36 35 7:3 / /var/lib/a\\040b rw,noatime shared:1 - ext4 /dev/loop3 rw";
-        let mount = parse_mount(line).unwrap();
-        assert_eq!((mount.point, mount.device.as_str()), ("/var/lib/a b".into(), "7:3"));
-        assert_eq!(parse_mount(b""), None);
-        assert_eq!(unescape(b"a\\"), "a\\");
-        assert_eq!(unescape(b"\\134x"), "\\x");
-    }
 
     #[test]
     fn file_systems_are_known_by_their_magic_and_what_is_foreign_is_named() {

@@ -18,7 +18,7 @@ use wharf_core::volume::{
 };
 
 use super::{Places, journals::is_name, kernel::KernelError};
-pub use tag::Tag;
+pub use tag::{Tag, boot_prefix};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {

@@ -136,6 +136,10 @@ fn programs(
     if input.node.is(NodeRole::Etcd) {
         programs.extend(CALLED_FOR_ETCD);
     }
+    // Whoever builds only the one program has no volumes.
+    if input.bundle.contains_key(agent::DRIVER) {
+        programs.push(agent::DRIVER);
+    }
     let programs = programs.into_iter().map(|name| (BIN, name));
     let plugins = PLUGINS.into_iter().map(|name| (CNI_PLUGINS, name));
     let file = |(place, name): (&str, &str)| {

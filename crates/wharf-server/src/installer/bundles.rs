@@ -9,7 +9,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 use wharf_bundle::{Bundle, cache::Cache};
-use wharf_core::install::host::Bundled;
+use wharf_core::install::{components::agent, host::Bundled};
 
 use super::{Failure, Outcome};
 use crate::config::Config;
@@ -28,15 +28,18 @@ pub struct Program {
 impl Program {
     pub fn open(config: &Config) -> Outcome<Program> {
         let path = program(config);
-        Ok(Program { file: measured(&path)?, path })
+        static MEASURED: OnceLock<Bundled> = OnceLock::new();
+        Ok(Program { file: measured(&path, WHARF, &MEASURED)?, path })
     }
 }
 
-/// The files of one Kubernetes version, with the agent's program.
+/// The files of one Kubernetes version, with the agent's program and, beside it, kubelet's driver for
+/// volumes.
 pub struct Supply {
     pub bundle: Bundle,
     pub wharf: Bundled,
     program: PathBuf,
+    driver: Option<Program>,
 }
 
 impl Supply {
@@ -50,13 +53,21 @@ impl Supply {
                 .hint("check it with `wharf bundle verify`")
         })?;
         let Program { file, path } = Program::open(config)?;
-        Ok(Supply { bundle, wharf: file, program: path })
+        let driver = driver(&path)?;
+        Ok(Supply { bundle, wharf: file, program: path, driver })
+    }
+
+    pub fn driver(&self) -> Option<&Bundled> {
+        self.driver.as_ref().map(|driver| &driver.file)
     }
 
     /// Where the server has a file that hosts need.
     pub fn path_of(&self, file: &Bundled) -> Outcome<PathBuf> {
         if file.path == WHARF {
             return Ok(self.program.clone());
+        }
+        if let Some(driver) = self.driver.as_ref().filter(|driver| driver.file.path == file.path) {
+            return Ok(driver.path.clone());
         }
         let entry = self.bundle.manifest().files.iter().find(|entry| entry.path == file.path);
         let path = entry.map(|entry| self.bundle.path_of(entry));
@@ -106,14 +117,28 @@ fn program(config: &Config) -> PathBuf {
     }
 }
 
-/// The size and checksum of the agent's program, measured once: it cannot change under us.
-fn measured(program: &Path) -> Outcome<Bundled> {
+/// kubelet's driver, if it lies beside the agent's program.
+fn driver(agent: &Path) -> Outcome<Option<Program>> {
     static MEASURED: OnceLock<Bundled> = OnceLock::new();
-    if let Some(known) = MEASURED.get() {
+    let agent = match agent == Path::new(OWN_PROGRAM) {
+        true => std::env::current_exe().unwrap_or_default(),
+        false => agent.to_owned(),
+    };
+    let path = agent.with_file_name(agent::DRIVER);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let name = format!("bin/{}", agent::DRIVER);
+    Ok(Some(Program { file: measured(&path, &name, &MEASURED)?, path }))
+}
+
+/// The size and checksum of a program of ours, measured once: it cannot change under us.
+fn measured(program: &Path, name: &str, known: &OnceLock<Bundled>) -> Outcome<Bundled> {
+    if let Some(known) = known.get() {
         return Ok(known.clone());
     }
     let failed = |error: std::io::Error| {
-        Failure::new(format!("the agent's program {}: {error}", program.display()))
+        Failure::new(format!("the program {}: {error}", program.display()))
             .hint("set agent_program to a wharf program that runs on the hosts")
     };
     let mut file = File::open(program).map_err(failed)?;
@@ -129,6 +154,6 @@ fn measured(program: &Path) -> Outcome<Bundled> {
         size += count as u64;
     }
     let sha256 = hex::encode(hash.finalize());
-    let found = Bundled { path: WHARF.to_owned(), sha256, size };
-    Ok(MEASURED.get_or_init(|| found).clone())
+    let found = Bundled { path: name.to_owned(), sha256, size };
+    Ok(known.get_or_init(|| found).clone())
 }

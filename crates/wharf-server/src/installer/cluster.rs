@@ -62,7 +62,7 @@ pub async fn furnish(walk: &Walk<'_>, pki: &ClusterPki) -> Outcome<()> {
     let spec = &walk.world.spec;
     let forward = walk.facts.values().any(|facts| facts.resolves_outside);
     let coredns = manifests::render_coredns(spec, &walk.image("coredns")?, forward);
-    let texts = [manifests::render_rbac(), coredns];
+    let texts = [manifests::render_rbac(), manifests::render_volumes(), coredns];
     apply(walk, &api, "cluster", &texts.join("\n---\n")).await?;
     let mut nodes: Vec<&NodeSpec> =
         spec.nodes.iter().filter(|node| walk.hosts.contains_key(&node.name)).collect();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
-use wharf_core::install::components::containerd::SOCKET;
+use wharf_core::install::components::{agent, containerd::SOCKET};
 
 use super::super::root::Root;
 
@@ -16,10 +16,16 @@ const TASKS: &str = "/run/wharf/containerd/io.containerd.runtime.v2.task";
 /// Every containerd's shims listen in this one directory, which cannot be chosen.
 const SOCKETS: &str = "/run/containerd/s";
 
-/// The processes that watch over containers of our containerd; another containerd's have another
-/// address on their command line.
-pub(super) fn shims(root: &Root) -> BTreeSet<i32> {
-    all(root).filter(|pid| is_our_shim(&arguments(root, *pid))).collect()
+/// The processes that outlive who started them: those that watch over containers of our containerd
+/// (another containerd's have another address on their command line), and the guard of volumes.
+pub(super) fn watchers(root: &Root) -> BTreeSet<i32> {
+    let is_ours = |words: &[String]| is_our_shim(words) || is_our_guard(words);
+    all(root).filter(|pid| is_ours(&arguments(root, *pid))).collect()
+}
+
+fn is_our_guard(arguments: &[String]) -> bool {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).take(5).collect();
+    matches!(words.as_slice(), [_, "agent", "volume-guard", "--state-dir", agent::VOLUMES])
 }
 
 fn is_our_shim(arguments: &[String]) -> bool {

@@ -16,8 +16,7 @@ pub struct Tag {
 
 impl Tag {
     pub fn new(boot_id: &str, volume: &str, generation: Generation) -> Self {
-        let boot: String = boot_id.chars().filter(|c| *c != '-').take(8).collect();
-        Self { prefix: format!("{boot}/{}@", short(volume)), generation }
+        Self { prefix: format!("{}{}@", boot_prefix(boot_id), short(volume)), generation }
     }
 
     /// The grant in a tag of the same boot and volume.
@@ -30,6 +29,12 @@ impl std::fmt::Display for Tag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}{}", self.prefix, self.generation)
     }
+}
+
+/// How the tags of all devices of a boot begin.
+pub fn boot_prefix(boot_id: &str) -> String {
+    let boot: String = boot_id.chars().filter(|c| *c != '-').take(8).collect();
+    format!("{boot}/")
 }
 
 fn short(volume: &str) -> String {

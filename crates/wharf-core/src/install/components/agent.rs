@@ -26,7 +26,7 @@ const UPDATE_PROGRAM: &str = "/usr/local/sbin/wharf-node-update";
 const ROLES: [&str; 6] =
     ["zedagent", "nodeagent", "baseosmgr", "zedmanager", "domainmgr", "volumemgr"];
 /// What it makes by itself: the files through which the agents of a node speak, and what it keeps.
-pub const GROWN: [&str; 15] = [
+pub const GROWN: [&str; 16] = [
     "/run/wharf/AgentHealth",
     "/run/wharf/NodeWish",
     "/run/wharf/NodeJobs",
@@ -42,7 +42,12 @@ pub const GROWN: [&str; 15] = [
     "/persist/kube-status",
     "/persist/kubelog",
     "/persist/wharf",
+    VOLUMES,
 ];
+/// Where it keeps what it does with volumes.
+pub const VOLUMES: &str = "/var/lib/wharf/volumes";
+/// The driver that kubelet calls for volumes.
+pub const DRIVER: &str = "wharf-flex";
 /// What Ethernet carries where nothing else is known.
 const USUAL_MTU: u32 = 1500;
 
@@ -71,6 +76,8 @@ pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> 
             arguments: ["agent", "--config", CONFIG].map(str::to_owned).to_vec(),
             settings: vec![
                 "LimitNOFILE=65536".to_owned(),
+                // The guard of volumes outlives the agent.
+                "KillMode=process".to_owned(),
                 // The words of applications go to the journal through the agent: none is left out.
                 "LogRateLimitIntervalSec=0".to_owned(),
             ],
@@ -106,7 +113,11 @@ fn render_config(input: &DocumentInput<'_>) -> String {
     }
     let rows = rows.into_iter().map(|(key, value)| format!("{key} = {value}\n"));
     // The journal keeps itself small, and every host of ours has one.
-    rows.chain(["[logs]\njournal = true\n".to_owned()]).collect()
+    let mut text: String = rows.chain(["[logs]\njournal = true\n".to_owned()]).collect();
+    if input.bundle.contains_key(DRIVER) {
+        text.push_str(&format!("[volumes]\nstate_dir = {}\n", quoted(VOLUMES)));
+    }
+    text
 }
 
 /// The text of the network file, whoever writes it.

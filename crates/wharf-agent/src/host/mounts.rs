@@ -8,29 +8,41 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::mount::{UnmountFlags, unmount as unmount2};
 
-use super::super::root::Root;
+use super::root::Root;
 
 /// One line of mountinfo, as far as it matters here.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Mount {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mount {
     pub point: PathBuf,
     pub kind: String,
+    /// As `major:minor`.
+    pub device: String,
+    /// Which directory of the file system is shown there.
+    pub root: PathBuf,
 }
 
 /// Whoever cannot read this must not take it for "nothing is mounted".
-pub(super) fn all(root: &Root) -> io::Result<Vec<Mount>> {
-    fs::read(root.path("/proc/self/mountinfo")).map(|text| parse(&text))
+pub(crate) fn all(root: &Root) -> io::Result<Vec<Mount>> {
+    of_process(root, "self")
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`: the fifth word is the place,
-/// the kind comes after the lone dash.
+/// What a process sees.
+pub(crate) fn of_process(root: &Root, process: &str) -> io::Result<Vec<Mount>> {
+    fs::read(root.path(&format!("/proc/{process}/mountinfo"))).map(|text| parse(&text))
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`: device, root and place are the
+/// third, fourth and fifth word, the kind comes after the lone dash.
 fn parse(text: &[u8]) -> Vec<Mount> {
     let parse_line = |line: &[u8]| {
         let mut words = line.split(|byte| *byte == b' ');
-        let point = unescape(words.nth(4)?);
-        let kind = words.skip_while(|word| *word != b"-").nth(1)?;
-        let kind = String::from_utf8_lossy(kind).into_owned();
-        Some(Mount { point: std::ffi::OsString::from_vec(point).into(), kind })
+        let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
+        let path = |word: &[u8]| std::ffi::OsString::from_vec(unescape(word)).into();
+        let device = text(words.nth(2)?);
+        let root = path(words.next()?);
+        let point = path(words.next()?);
+        let kind = text(words.skip_while(|word| *word != b"-").nth(1)?);
+        Some(Mount { point, kind, device, root })
     };
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -58,21 +70,21 @@ fn unescape(word: &[u8]) -> Vec<u8> {
 
 /// Everything mounted below the directory, in the order in which it was mounted, so that the last
 /// can go first; with `itself` also what is mounted on the directory.
-pub(super) fn below(root: &Root, directory: &Path, itself: bool) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn below(root: &Root, directory: &Path, itself: bool) -> io::Result<Vec<PathBuf>> {
     let Some(directory) = resolved(directory)? else { return Ok(Vec::new()) };
     let inside = |point: &Path| point.starts_with(&directory) && (itself || point != directory);
     let points = all(root)?.into_iter().map(|mount| mount.point);
     Ok(points.filter(|point| inside(point)).collect())
 }
 
-pub(super) fn is_point(root: &Root, directory: &Path) -> io::Result<bool> {
+pub(crate) fn is_point(root: &Root, directory: &Path) -> io::Result<bool> {
     let directory = resolved(directory)?;
     Ok(all(root)?.into_iter().any(|mount| Some(mount.point) == directory))
 }
 
 /// The path as the kernel names mounts: links above it are followed, it itself is not. `None` when
 /// there is nothing on the way to it.
-pub(super) fn resolved(path: &Path) -> io::Result<Option<PathBuf>> {
+pub(crate) fn resolved(path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok(Some(path.to_owned()));
     };
@@ -84,7 +96,7 @@ pub(super) fn resolved(path: &Path) -> io::Result<Option<PathBuf>> {
 }
 
 /// Which mount a path is on. Two mounts of one file system differ in this and in nothing else.
-pub(super) fn id(path: &Path) -> io::Result<u64> {
+pub(crate) fn id(path: &Path) -> io::Result<u64> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let found = statx(CWD, path, flags, StatxFlags::MNT_ID)?;
     match found.stx_mask & StatxFlags::MNT_ID.bits() {
@@ -94,7 +106,7 @@ pub(super) fn id(path: &Path) -> io::Result<u64> {
 }
 
 /// Busy mounts are detached: nobody new sees them, and they end with their last user.
-pub(super) fn unmount(point: &Path) -> io::Result<()> {
+pub(crate) fn unmount(point: &Path) -> io::Result<()> {
     let gone = |error: rustix::io::Errno| error == rustix::io::Errno::INVAL;
     match unmount2(point, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
@@ -106,7 +118,7 @@ pub(super) fn unmount(point: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::{fake_root, put};
+    use super::super::testing::{fake_root, put};
     use super::*;
 
     #[test]
@@ -140,7 +152,13 @@ mod tests {
         let text = b"22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
             90 22 0:50 / /run/wharf/a\\040b rw - overlay overlay rw\n";
         let mounts = parse(text);
-        assert_eq!(mounts[0], Mount { point: "/".into(), kind: "ext4".to_owned() });
-        assert_eq!(mounts[1], Mount { point: "/run/wharf/a b".into(), kind: "overlay".to_owned() });
+        let mount = |device: &str, point: &str, kind: &str| Mount {
+            point: point.into(),
+            kind: kind.to_owned(),
+            device: device.to_owned(),
+            root: "/".into(),
+        };
+        assert_eq!(mounts[0], mount("8:1", "/", "ext4"));
+        assert_eq!(mounts[1], mount("0:50", "/run/wharf/a b", "overlay"));
     }
 }
