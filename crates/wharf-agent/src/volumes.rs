@@ -12,7 +12,9 @@
 //! Assumptions: nobody else mounts below our own directory, and the agent sees kubelet's mounts.
 
 mod claim;
+mod cleanup;
 mod driver;
+mod elected;
 mod guard;
 mod journals;
 mod kernel;
@@ -84,6 +86,10 @@ pub fn start(tasks: &mut Tasks, config: &Config, kube: &Kube) {
     });
     let of = shared.clone();
     tasks.start("volumes", move |context, reporter| socket::run(context, reporter, of.clone()));
+    let of = shared.clone();
+    tasks.start("volumes-elected", move |context, reporter| {
+        elected::run(context, reporter, of.clone())
+    });
     tasks.start("volumes-tidy", move |context, reporter| {
         tidy::run(context, reporter, shared.clone())
     });

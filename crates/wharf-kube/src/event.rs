@@ -3,14 +3,13 @@
 use http::Request;
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use wharf_core::volume::provision::Claim;
 
 use crate::{cluster::Cluster, error::Result};
 
 /// What Kubernetes takes of a note, in bytes.
 const LONGEST_NOTE: usize = 1024;
 const REPORTER: &str = "wharf";
-/// Nodes are in no namespace; their events are in this one.
-const PATH: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 
 impl Cluster {
     /// Leaves an event on a Node. `reason` is one word in capitals and small letters.
@@ -18,10 +17,45 @@ impl Cluster {
     /// # Errors
     /// The API server does not answer or refuses; nothing depends on an event.
     pub async fn emit(&self, node: &str, warning: bool, reason: &str, message: &str) -> Result<()> {
+        // Kubelets give the name in the place of the UID, too.
+        let regarding = json!({ "apiVersion": "v1", "kind": "Node", "name": node, "uid": node });
+        self.emit_on(&regarding, warning, reason, message).await
+    }
+
+    /// Leaves an event on a claim.
+    ///
+    /// # Errors
+    /// As [`Self::emit`].
+    pub async fn emit_on_claim(
+        &self,
+        claim: &Claim,
+        warning: bool,
+        reason: &str,
+        message: &str,
+    ) -> Result<()> {
+        let Claim { namespace, name, uid, .. } = claim;
+        let regarding = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "namespace": namespace, "name": name, "uid": uid,
+        });
+        self.emit_on(&regarding, warning, reason, message).await
+    }
+
+    async fn emit_on(
+        &self,
+        regarding: &Value,
+        warning: bool,
+        reason: &str,
+        message: &str,
+    ) -> Result<()> {
+        let of = |key: &str| regarding.get(key).and_then(Value::as_str).unwrap_or_default();
+        let name = of("name");
+        // What is in no namespace has its events in this one.
+        let namespace = Some(of("namespace")).filter(|it| !it.is_empty()).unwrap_or("default");
         let event = json!({
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": { "generateName": format!("{node}-"), "namespace": "default" },
+            "metadata": { "generateName": format!("{name}-"), "namespace": namespace },
             "type": if warning { "Warning" } else { "Normal" },
             "reason": reason,
             "action": reason,
@@ -29,15 +63,15 @@ impl Cluster {
             "eventTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string(),
             "reportingController": REPORTER,
             "reportingInstance": REPORTER,
-            // Kubelets give the name in the place of the UID, too.
-            "regarding": { "apiVersion": "v1", "kind": "Node", "name": node, "uid": node },
+            "regarding": regarding,
         });
-        let request = Request::post(PATH)
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+        let request = Request::post(path)
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(event.to_string().into_bytes())
             .map_err(kube::Error::HttpError);
         let write = async { self.client.request::<Value>(request?).await };
-        self.call(format!("leave an event on node {node}"), write).await.map(drop)
+        self.call(format!("leave an event on {} {name}", of("kind")), write).await.map(drop)
     }
 }
 

@@ -4,16 +4,18 @@
 //! Every write here holds only for what was seen: it says so when somebody was faster, and changes
 //! nothing then.
 
+mod claims;
 mod garbage;
 mod lease;
 mod objects;
 mod persistent;
 mod record;
 
+pub use claims::{ClaimSeen, StorageClass, StorageWatch, bytes};
 pub use garbage::Garbage;
 pub use lease::AgentLease;
 pub use objects::StorageCluster;
-pub use persistent::{FrontEnd, PersistentVolume};
+pub use persistent::PersistentVolume;
 
 /// The group of our own kinds.
 const GROUP: &str = "/apis/wharf.dev/v1";

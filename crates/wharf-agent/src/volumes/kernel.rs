@@ -175,6 +175,12 @@ pub fn format(device: &Path, fs_type: &str) -> Result<()> {
     run(program, &arguments)
 }
 
+/// How large a device is.
+pub fn size(device: &Path) -> Result<u64> {
+    let size = File::open(device).and_then(|mut file| file.seek(SeekFrom::End(0)));
+    size.map_err(|source| KernelError::call(format!("measure {}", device.display()), source))
+}
+
 /// Lets the file system have all of a device that has grown.
 pub fn grow(device: &Path, staged: &Path, fs_type: &str) -> Result<()> {
     match or_default(fs_type) {

@@ -18,7 +18,10 @@ use wharf_core::{
     },
     words::chain,
 };
-use wharf_kube::{Cluster, volumes::Written};
+use wharf_kube::{
+    Cluster,
+    volumes::{Written, bytes},
+};
 
 use super::{Shared, Volumes, kernel, storage::Tag, work::VolumeError};
 use crate::{
@@ -72,6 +75,10 @@ impl Round {
             self.told(&name, self.volumes.tidy(&name, of_volume).await);
         }
         if let Some(api) = self.volumes.cluster() {
+            let done = self.volumes.clean_up(&api).await;
+            self.told("volumes of deleted storage clusters", done);
+            let done = self.grow_all(&api).await;
+            self.told("sizes", done);
             let done = self.clean_garbage(&api).await;
             self.told("the garbage list", done);
             if Instant::now() >= self.strays_at {
@@ -117,6 +124,20 @@ impl Round {
         }
         self.unknown = still;
         orphans
+    }
+
+    /// File systems follow volumes that have grown.
+    async fn grow_all(&self, api: &Cluster) -> Result<(), VolumeError> {
+        for name in self.volumes.journals.names().map_err(VolumeError::Journal)? {
+            if let Some(volume) = api.volume(&name).await?
+                && let Some(wanted) = bytes(&volume.capacity)
+                && self.volumes.grow(&name, wanted).await?
+                && let Some((namespace, claim, _)) = &volume.claim
+            {
+                api.set_claim_capacity(namespace, claim, &volume.capacity).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn is_used(&self, journal: &Journal) -> bool {

@@ -190,6 +190,29 @@ impl Volumes {
         Job::new(self, journal, self.cluster())?.run(&Goal::Tidy(orphans), None).await
     }
 
+    /// Makes the device and the file system of a volume that is mounted here as large as this, if they
+    /// are smaller. Says whether anything was done.
+    pub async fn grow(&self, volume: &str, bytes: u64) -> Result<bool> {
+        let lock = self.lock(volume);
+        let _held = lock.lock().await;
+        let Some(journal) = self.load(volume)? else { return Ok(false) };
+        let storage = self.storage(&journal)?;
+        let used = use_of(&journal, &self.boot_id, &self.places);
+        let grow = move || {
+            let staged = kernel::mounts()?.iter().any(|mount| mount.point == used.staging);
+            let Some(device) = storage.find(&used)?.filter(|it| staged && it.is_block) else {
+                return Ok(false);
+            };
+            if used.read_only || kernel::size(&device.path)? >= bytes {
+                return Ok(false);
+            }
+            storage.refresh(&used, &device)?;
+            kernel::grow(&device.path, &used.staging, &journal.fs_type)?;
+            Ok(true)
+        };
+        self.blocking(volume, "grow the volume", grow).await
+    }
+
     pub fn load(&self, volume: &str) -> Result<Option<Journal>> {
         self.journals.load(volume).map_err(VolumeError::Journal)
     }
@@ -229,7 +252,7 @@ impl Volumes {
     }
 
     /// The same, also while another step of the volume hangs.
-    async fn limited<T: Send + 'static>(
+    pub async fn limited<T: Send + 'static>(
         &self,
         volume: &str,
         what: &'static str,

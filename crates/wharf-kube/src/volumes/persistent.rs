@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use wharf_core::volume::{
     attach::{AccessMode, VolumeFacts},
+    provision::FrontEnd,
     record::Generation,
     request::{CSI_DRIVER, FLEX_DRIVER},
 };
@@ -20,14 +21,8 @@ use crate::{
 
 /// The highest generation that was ever granted.
 pub const GENERATION: &str = "wharf.dev/generation";
+pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const PATH: &str = "/api/v1/persistentvolumes";
-
-/// How kubelet calls for a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FrontEnd {
-    Flex,
-    Csi,
-}
 
 /// A PersistentVolume of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +37,8 @@ pub struct PersistentVolume {
     pub phase: String,
     /// Whether its image goes with it.
     pub deletes_image: bool,
+    /// It was made for a claim, and not by hand.
+    pub is_provisioned: bool,
     /// As Kubernetes writes quantities.
     pub capacity: String,
     version: String,
@@ -207,6 +204,7 @@ impl Object {
             storage_class: spec.storage_class_name,
             claim: spec.claim_ref.map(|claim| (claim.namespace, claim.name, claim.uid)),
             phase: self.status.phase,
+            is_provisioned: self.metadata.annotations.contains_key(PROVISIONED_BY),
             deletes_image: spec.persistent_volume_reclaim_policy == "Delete",
             capacity: spec.capacity.get("storage").cloned().unwrap_or_default(),
             version: self.metadata.resource_version,

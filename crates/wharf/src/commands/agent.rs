@@ -58,7 +58,7 @@ Keys of the configuration file:
     plugin_dir     [default: as kubelet runs, or its default]
     driver         the driver for kubelet [default: wharf-flex beside this program]
     takeover_policy  by_proof, or the unsafe by_name [default: by_proof]
-    rwo_scope      what "once" means: pod or node [default: pod]
+    rwo_scope      what once means: pod or node [default: pod]
     self_fence     cut volumes off before the lease ends [default: where the storage cannot]
     lease_seconds  [default: 20]
   [logs]           where the lines of applications go; what is not given gets none

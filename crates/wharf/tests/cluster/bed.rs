@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::Command, time::Duration};
 
 use serde_json::{Value, json};
 use wharf_bundle::{Bundle, cache::Cache};
-use wharf_testbed::{Host, Options, TestBed, process::free_port, wait_for};
+use wharf_testbed::{Bind, Host, Options, TestBed, process::free_port, wait_for};
 
 use crate::world::{Ran, World};
 
@@ -23,11 +23,31 @@ pub struct Bed {
 impl Bed {
     /// Hosts that came with the bundle, so that nothing but the agent's program is uploaded.
     pub fn start(name: &str, hosts: usize) -> Self {
-        let options = Options::hosts(hosts).with_bundle().unwrap();
+        Self::start_with(name, Options::hosts(hosts), World::empty())
+    }
+
+    /// The same, with a directory that all hosts share at this place: [`Self::shared`].
+    pub fn start_sharing(name: &str, hosts: usize, at: &str) -> Self {
+        let world = World::empty();
+        let source = world.path("shared");
+        std::fs::create_dir(&source).unwrap();
+        let mut options = Options::hosts(hosts);
+        let bind = Bind { source, target: at.into(), read_only: false };
+        options.hosts.iter_mut().for_each(|host| host.binds.push(bind.clone()));
+        Self::start_with(name, options, world)
+    }
+
+    fn start_with(name: &str, options: Options, world: World) -> Self {
+        let options = options.with_bundle().unwrap();
         let machines = TestBed::start_with(&TestBed::unique_name(name), &options).unwrap();
-        let mut bed = Self { world: World::empty(), machines, agents_port: None };
+        let mut bed = Self { world, machines, agents_port: None };
         bed.start_server();
         bed
+    }
+
+    /// The directory that all hosts share, as this machine sees it.
+    pub fn shared(&self) -> PathBuf {
+        self.world.path("shared")
     }
 
     pub fn start_server(&mut self) {

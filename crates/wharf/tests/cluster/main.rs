@@ -15,6 +15,7 @@ mod import;
 mod kills;
 mod machines;
 mod upkeep;
+mod volumes;
 #[path = "../cli/world.rs"]
 #[allow(dead_code)]
 mod world;

@@ -1,0 +1,171 @@
+//! The deletion of a storage cluster, on this node: its volumes are cut off and taken away by force.
+//!
+//! The storage may be gone, and what hangs there with it. So nothing waits for it, and a step that fails
+//! does not keep the others from being tried. The next round goes on with what is left.
+
+use std::{collections::BTreeSet, path::Path};
+
+use tracing::{info, warn};
+use wharf_core::{
+    volume::{
+        cleanup::{Facts, Object, Progress, Step, decide_cleanup, progress},
+        journal::Journal,
+        record::Record,
+    },
+    words::chain,
+};
+use wharf_kube::{Cluster, volumes::PersistentVolume};
+
+use super::{
+    Volumes, kernel,
+    storage::Device,
+    work::{VolumeError, use_of},
+};
+
+/// Each round makes the facts of the next.
+const MOST_ROUNDS: usize = 6;
+
+impl Volumes {
+    /// Takes the volumes of deleted storage clusters off this node.
+    pub async fn clean_up(&self, api: &Cluster) -> Result<(), VolumeError> {
+        let clusters = api.storage_clusters().await?;
+        let is_over = |name: &str| clusters.iter().any(|one| one.name == name && one.deleting);
+        for name in self.journals.names().map_err(VolumeError::Journal)? {
+            let Some(journal) = self.load(&name)? else { continue };
+            if is_over(&journal.storage_cluster) {
+                let lock = self.lock(&name);
+                let _held = lock.lock().await;
+                self.clean_up_volume(api, journal).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn clean_up_volume(&self, api: &Cluster, journal: Journal) -> Result<(), VolumeError> {
+        let mut journal = journal;
+        let name = journal.volume.clone();
+        for _ in 0..MOST_ROUNDS {
+            let seen = Seen::look(self, api, &journal).await?;
+            let facts = seen.facts(&journal);
+            if progress(&facts) == Progress::Clean {
+                info!(volume = name, "the volume of a deleted storage cluster is off this node");
+                journal.pods.clear();
+                return self.journals.store(&journal).map_err(VolumeError::Journal);
+            }
+            for step in decide_cleanup(&facts) {
+                info!(volume = name, ?step, "clean-up of a deleted storage cluster");
+                match self.clean_up_step(api, &journal, &seen, &step).await {
+                    Ok(()) if step == Step::Cut => {
+                        journal.was_cut();
+                        self.journals.store(&journal).map_err(VolumeError::Journal)?;
+                    }
+                    Ok(()) => {}
+                    Err(error) => warn!(volume = name, reason = chain(&error), "it is tried again"),
+                }
+            }
+        }
+        let seen = Seen::look(self, api, &journal).await?;
+        Err(VolumeError::Refused(progress(&seen.facts(&journal)).to_string()))
+    }
+
+    async fn clean_up_step(
+        &self,
+        api: &Cluster,
+        journal: &Journal,
+        seen: &Seen,
+        step: &Step,
+    ) -> Result<(), VolumeError> {
+        let volume = &journal.volume;
+        match step {
+            Step::DeleteClaim => {
+                if let Some((namespace, name, _)) =
+                    seen.pv.as_ref().and_then(|pv| pv.claim.as_ref())
+                {
+                    api.delete_claim(namespace, name).await?;
+                }
+            }
+            Step::DeleteVolume => api.delete_volume(volume).await?,
+            Step::GiveUp(key) => {
+                if let Some(change) = seen.record.as_ref().and_then(|record| record.without(key)) {
+                    api.change_attachment(volume, &change).await?;
+                }
+            }
+            Step::Unmount(dir) => {
+                let dir = dir.clone();
+                let unmount = move || Ok(kernel::unmount_all(Path::new(&dir), true)?);
+                self.limited(volume, "unmount by force", unmount).await?;
+            }
+            Step::Cut | Step::Unmap => {
+                let Some(device) = seen.device.clone() else { return Ok(()) };
+                let storage = self.storage(journal)?;
+                let used = use_of(journal, &self.boot_id, &self.places);
+                let is_cut = *step == Step::Cut;
+                let act = move || {
+                    Ok(match is_cut {
+                        true => storage.cut(&used, &device)?,
+                        false => storage.unmap(&used, &device)?,
+                    })
+                };
+                self.limited(volume, "take the device away", act).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is there of one volume.
+struct Seen {
+    device: Option<Device>,
+    mounts: Vec<String>,
+    record: Option<Record>,
+    pv: Option<PersistentVolume>,
+    claim: Object,
+    node: String,
+}
+
+impl Seen {
+    async fn look(
+        volumes: &Volumes,
+        api: &Cluster,
+        journal: &Journal,
+    ) -> Result<Self, VolumeError> {
+        let (record, pv) =
+            tokio::try_join!(api.attachment(&journal.volume), api.volume(&journal.volume))?;
+        let claim = match pv.as_ref().and_then(|pv| pv.claim.as_ref()) {
+            Some((namespace, name, uid)) => api.claim_state(namespace, name, uid).await?,
+            None => Object::Gone,
+        };
+        let storage = volumes.storage(journal)?;
+        let used = use_of(journal, &volumes.boot_id, &volumes.places);
+        let mut places: BTreeSet<String> =
+            journal.pods.iter().map(|pod| pod.mount_dir.clone()).collect();
+        places.insert(used.staging.display().to_string());
+        let look = move || {
+            let mounted = kernel::mounts()?;
+            let is_mounted =
+                |dir: &String| mounted.iter().any(|mount| mount.point == Path::new(dir));
+            let mounts = places.into_iter().filter(is_mounted).collect::<Vec<_>>();
+            Ok((storage.find(&used)?, mounts))
+        };
+        let (device, mounts) = volumes.limited(&journal.volume, "look at the device", look).await?;
+        Ok(Self { device, mounts, record, pv, claim, node: volumes.node.clone() })
+    }
+
+    fn facts(&self, journal: &Journal) -> Facts {
+        let entries = self.record.iter().flat_map(|record| &record.entries);
+        let ours = entries.filter(|entry| entry.node == self.node);
+        Facts {
+            volume: journal.volume.clone(),
+            claim: self.claim,
+            pv: match &self.pv {
+                None => Object::Gone,
+                Some(pv) if pv.facts.deleting => Object::Deleting,
+                Some(_) => Object::There,
+            },
+            device: Some(self.device.is_some()),
+            mounts: self.mounts.clone(),
+            cut: journal.cut,
+            entries: Some(ours.map(wharf_core::volume::record::Entry::key).collect()),
+        }
+    }
+}

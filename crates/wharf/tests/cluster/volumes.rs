@@ -1,0 +1,235 @@
+//! Volumes on real machines that share a directory: a writer moves from lost nodes to others, and
+//! never do two write.
+
+use std::{
+    fs::{self, File},
+    process::Command,
+    time::Instant,
+};
+
+use serde_json::{Value, json};
+use wharf_testbed::wait_for;
+
+use crate::{
+    CONTROL, WORKER,
+    bed::{Bed, DEADLINE},
+    nodes_ready,
+};
+
+const NAME: &str = "volumes";
+const NODES: [(&str, &[&str]); 3] = [("node1", CONTROL), ("node2", WORKER), ("node3", WORKER)];
+const SHARED: &str = "/srv/shared";
+const IMAGE: &str = "canary";
+
+#[test]
+fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
+    let bed = Bed::start_sharing(NAME, 3, SHARED);
+    bed.send(&["create"], &bed.wish(NAME, &NODES)).ok();
+    bed.wait_for_links(NAME, NODES.len());
+    let trial = Trial { bed: &bed };
+    trial.prepare();
+    let first = trial.wait_for_writer("");
+
+    let second = trial.a_machine_that_loses_its_power_is_replaced(&first);
+    let third = trial.a_machine_that_is_cut_off_stops_writing_before_it_is_replaced(&second);
+
+    trial.stop_the_writer();
+    trial.assert_stamps(&[&first, &second, &third]);
+}
+
+struct Trial<'a> {
+    bed: &'a Bed,
+}
+
+impl Trial<'_> {
+    fn prepare(&self) {
+        let image = self.bed.shared().join(format!("{IMAGE}.img"));
+        File::create(image).unwrap().set_len(64 << 20).unwrap();
+        let soon = |key: &str| {
+            json!({ "key": format!("node.kubernetes.io/{key}"), "operator": "Exists",
+                    "effect": "NoExecute", "tolerationSeconds": 1 })
+        };
+        let script = "i=0; while :; do echo \"$NODE $i\" >>/data/log && sync; i=$((i+1)); \
+                      sleep 0.1; done";
+        let pod = json!({
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [soon("not-ready"), soon("unreachable")],
+            "containers": [{
+                "name": "writer", "image": self.bed.image("busybox"),
+                "command": ["sh", "-c", script],
+                "env": [{ "name": "NODE",
+                          "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
+                "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+            }],
+            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "canary" } }],
+        });
+        self.bed.apply(NAME, &[
+            json!({
+                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
+                "metadata": { "name": "main" },
+                "spec": { "backend": "loopfile", "parameters": { "directory": SHARED } },
+            }),
+            json!({
+                "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "canary" },
+                "spec": {
+                    "capacity": { "storage": "64Mi" }, "accessModes": ["ReadWriteOnce"],
+                    "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "",
+                    "flexVolume": {
+                        "driver": "wharf.dev/volume", "fsType": "ext4",
+                        "options": { "storageCluster": "main", "image": IMAGE },
+                    },
+                },
+            }),
+            json!({
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                "metadata": { "name": "canary" },
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+                    "volumeName": "canary",
+                    "resources": { "requests": { "storage": "64Mi" } },
+                },
+            }),
+            json!({
+                "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "canary" },
+                "spec": {
+                    "replicas": 1, "serviceName": "canary",
+                    "selector": { "matchLabels": { "app": "canary" } },
+                    "template": { "metadata": { "labels": { "app": "canary" } }, "spec": pod },
+                },
+            }),
+        ]);
+    }
+
+    /// The node on which the writer writes, other than the one that is named.
+    fn wait_for_writer(&self, not: &str) -> String {
+        let node = wait_for("the writer to run", DEADLINE, || {
+            let Ok(pod) = self.bed.kubectl(NAME, &["get", "pod", "canary-0", "-o", "json"]) else {
+                return Ok(None);
+            };
+            let pod: Value = serde_json::from_str(&pod)?;
+            let node = pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
+            let ready = pod["status"]["phase"] == "Running" && node != not;
+            Ok(ready.then_some(node))
+        });
+        let node = node.unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+        let holder = self.holders();
+        assert_eq!(holder, [node.clone()], "the record names the writer's node alone");
+        node
+    }
+
+    /// What people would look at.
+    fn told(&self) -> String {
+        let look = |args: &[&str]| self.bed.kubectl(NAME, args).unwrap_or_else(|error| error);
+        let agents = NODES.iter().map(|(node, _)| {
+            let log = ["sh", "-c", "journalctl -u wharf-agent | grep -i volume | tail -40"];
+            format!("{node}: {}", self.bed.host(node).run(&log).unwrap_or_default())
+        });
+        [
+            look(&["describe", "pod", "canary-0"]),
+            look(&["get", "attachments.wharf.dev", "-o", "yaml"]),
+            agents.collect::<Vec<_>>().join("\n"),
+        ]
+        .join("\n")
+    }
+
+    fn holders(&self) -> Vec<String> {
+        let get = ["get", "attachments.wharf.dev", "canary", "--ignore-not-found", "-o", "json"];
+        let text = self.bed.kubectl(NAME, &get).unwrap();
+        let record: Value = serde_json::from_str(&text).unwrap_or_default();
+        let entries = record["attachments"].as_array().cloned().unwrap_or_default();
+        entries.iter().map(|entry| entry["node"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// As somebody does who knows that the node is lost: kubelet there cannot say that it ended.
+    fn give_up_the_pod(&self) {
+        self.bed
+            .kubectl(NAME, &["delete", "pod", "canary-0", "--grace-period=0", "--force"])
+            .unwrap();
+    }
+
+    fn a_machine_that_loses_its_power_is_replaced(&self, node: &str) -> String {
+        let host = self.bed.host(node);
+        host.power_cut().unwrap();
+        let lost = Instant::now();
+        self.wait_for_unready();
+        self.give_up_the_pod();
+        let next = self.wait_for_writer(node);
+        eprintln!("taken over {:.1} s after the power was cut", lost.elapsed().as_secs_f32());
+        host.start().unwrap();
+        self.wait_for_nothing_left(node);
+        next
+    }
+
+    fn a_machine_that_is_cut_off_stops_writing_before_it_is_replaced(&self, node: &str) -> String {
+        let host = self.bed.host(node);
+        let writes = ["sh", "-c", "pgrep -f 'echo \"$NODE' || true"];
+        assert_ne!(host.run(&writes).unwrap(), "", "the writer runs there");
+        self.bed.machines.isolate(host).unwrap();
+        let lost = Instant::now();
+        self.wait_for_unready();
+        self.give_up_the_pod();
+        let next = self.wait_for_writer(node);
+        eprintln!("taken over {:.1} s after it was cut off", lost.elapsed().as_secs_f32());
+        self.bed.machines.heal().unwrap();
+        self.wait_for_nothing_left(node);
+        next
+    }
+
+    fn wait_for_unready(&self) {
+        wait_for("the node to be missed", DEADLINE, || {
+            Ok((nodes_ready(self.bed, NAME) == NODES.len() - 1).then_some(()))
+        })
+        .unwrap();
+    }
+
+    /// A node that comes back has no device and no garbage.
+    fn wait_for_nothing_left(&self, node: &str) {
+        let look = "ls /var/lib/wharf/volumes/journals; grep canary /proc/mounts || true";
+        let left = || {
+            let here = self.bed.host(node).run(&["sh", "-c", look]).unwrap_or("away".to_owned());
+            let list = ["get", "nodegarbages.wharf.dev", node, "--ignore-not-found", "-o", "name"];
+            format!("{here}{}", self.bed.kubectl(NAME, &list).unwrap())
+        };
+        wait_for("the node to be clean", DEADLINE, || Ok(left().is_empty().then_some(())))
+            .unwrap_or_else(|error| panic!("{error:?}: {}\n{}", left(), self.told()));
+        wait_for("the node to be back", DEADLINE, || {
+            Ok((nodes_ready(self.bed, NAME) == NODES.len()).then_some(()))
+        })
+        .unwrap();
+    }
+
+    fn stop_the_writer(&self) {
+        self.bed.kubectl(NAME, &["delete", "statefulset", "canary"]).unwrap();
+        wait_for("the volume to be given up", DEADLINE, || {
+            Ok(self.holders().is_empty().then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+    }
+
+    /// The image is whole, and in it the stamps of one node after the other.
+    fn assert_stamps(&self, nodes: &[&str]) {
+        let image = self.bed.shared().join(format!("{IMAGE}.img"));
+        let check = Command::new("e2fsck").args(["-fn"]).arg(&image).output().unwrap();
+        assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+        let log = self.bed.world.path("log");
+        let dump = format!("dump /log {}", log.display());
+        let dumped = Command::new("debugfs").args(["-R", &dump]).arg(&image).output().unwrap();
+        assert!(dumped.status.success(), "{dumped:?}");
+        let text = fs::read_to_string(log).unwrap();
+        let mut blocks: Vec<(String, Vec<u64>)> = Vec::new();
+        for line in text.lines() {
+            let (node, count) = line.split_once(' ').unwrap_or_else(|| panic!("{line:?}"));
+            let count = count.parse().unwrap();
+            match blocks.last_mut() {
+                Some((last, counts)) if last == node => counts.push(count),
+                _ => blocks.push((node.to_owned(), vec![count])),
+            }
+        }
+        let order: Vec<&str> = blocks.iter().map(|(node, _)| node.as_str()).collect();
+        assert_eq!(order, nodes, "one node after the other");
+        for (node, counts) in &blocks {
+            assert!(counts.len() > 10, "{node} wrote {}", counts.len());
+            assert!(counts.is_sorted_by(|a, b| a < b), "{node}: {counts:?}");
+        }
+    }
+}
