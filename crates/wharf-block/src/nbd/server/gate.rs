@@ -1,0 +1,228 @@
+//! Who is in an image, and who may come in.
+//!
+//! The order is what makes two writers impossible: the epoch is on disk, then those who have to go are
+//! cut, then their last requests have ended, and only then the newcomer is let in. A client that was
+//! merely paused finds its connection cut and its generation refused when it goes on.
+
+use std::{
+    collections::BTreeMap,
+    net::{Shutdown, TcpStream},
+    path::PathBuf,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::store::{Image, read_epoch, write_epoch};
+use crate::nbd::{
+    ImageName,
+    control::{Code, Failure},
+};
+
+/// How long a newcomer waits for the last requests of others. They are writes and flushes on the
+/// server's own disk.
+const HANDOVER: Duration = Duration::from_secs(20);
+
+/// Sixteen connections of a writer twice, while one worker follows another, and some readers.
+const MAX_MEMBERS: usize = 64;
+
+/// What a client may do, and which others it replaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Role {
+    Writer {
+        session: String,
+        slot: u32,
+    },
+    /// One of ours: its generation counts as a grant.
+    Reader,
+    /// Any client of the protocol. It may look, but a typing error in its generation must not shut
+    /// the others out.
+    Guest,
+}
+
+#[derive(Debug)]
+pub(super) struct Gate {
+    epoch_file: PathBuf,
+    state: Mutex<State>,
+    left: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    epoch: u64,
+    /// The image is deleted.
+    closed: bool,
+    next: u64,
+    members: BTreeMap<u64, Arc<Member>>,
+}
+
+#[derive(Debug)]
+struct Member {
+    generation: u64,
+    role: Role,
+    socket: TcpStream,
+    cut: AtomicBool,
+}
+
+impl Member {
+    fn cut(&self) {
+        self.cut.store(true, Ordering::Release);
+        // A connection that is closed already needs no shutdown.
+        let _closed = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Whether this member has to go before one of that generation and role comes in.
+    fn gives_way_to(&self, generation: u64, role: &Role) -> bool {
+        if self.generation < generation && *role != Role::Guest {
+            return true;
+        }
+        match (&self.role, role) {
+            (
+                Role::Writer { session: mine, slot: my_slot },
+                Role::Writer { session: theirs, slot: their_slot },
+            ) => mine != theirs || my_slot == their_slot,
+            _ => false,
+        }
+    }
+}
+
+/// A place in an image; given back when it is dropped, which has to be after the last request.
+#[derive(Debug)]
+pub(super) struct Admission {
+    pub image: Arc<Image>,
+    id: u64,
+    member: Arc<Member>,
+}
+
+impl Admission {
+    pub fn is_cut(&self) -> bool {
+        self.member.cut.load(Ordering::Acquire)
+    }
+
+    pub fn may_write(&self) -> bool {
+        matches!(self.member.role, Role::Writer { .. })
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.image.gate.lock().members.remove(&self.id);
+        self.image.gate.left.notify_all();
+    }
+}
+
+impl Gate {
+    pub fn load(epoch_file: PathBuf) -> Result<Self, Failure> {
+        let epoch =
+            read_epoch(&epoch_file).map_err(|e| Failure::disk("reading the image's epoch", &e))?;
+        let state = State { epoch, closed: false, next: 0, members: BTreeMap::new() };
+        Ok(Self { epoch_file, state: Mutex::new(state), left: Condvar::new() })
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.lock().epoch
+    }
+
+    pub fn members(&self) -> usize {
+        self.lock().members.len()
+    }
+
+    /// Shuts out everybody below the generation.
+    pub fn fence(&self, name: &ImageName, generation: u64) -> Result<(), Failure> {
+        let mut state = self.lock();
+        if generation > state.epoch {
+            self.raise(&mut state, generation)?;
+        }
+        self.wait_until_gone(state, name, |member| member.generation < generation).map(|_| ())
+    }
+
+    /// Shuts out everybody, for good.
+    pub fn close(&self, name: &ImageName, generation: u64) -> Result<(), Failure> {
+        let mut state = self.lock();
+        if generation < state.epoch {
+            return Err(Failure::fenced(name, generation, state.epoch));
+        }
+        state.closed = true;
+        self.wait_until_gone(state, name, |_| true).map(|_| ())
+    }
+
+    fn raise(&self, state: &mut State, generation: u64) -> Result<(), Failure> {
+        write_epoch(&self.epoch_file, generation)
+            .map_err(|e| Failure::disk("writing the image's epoch", &e))?;
+        state.epoch = generation;
+        Ok(())
+    }
+
+    /// Cuts those who have to go and waits until they have.
+    fn wait_until_gone<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        name: &ImageName,
+        must_go: impl Fn(&Member) -> bool,
+    ) -> Result<MutexGuard<'a, State>, Failure> {
+        let deadline = Instant::now() + HANDOVER;
+        loop {
+            let leaving = state.members.values().filter(|member| must_go(member));
+            if leaving.map(|member| member.cut()).count() == 0 {
+                return Ok(state);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let message = format!("an older client of {name} has requests that do not end");
+                return Err(Failure::new(Code::Waiting, message));
+            }
+            let waited = self.left.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether one of this generation would be let in now.
+pub(super) fn check(image: &Image, generation: u64) -> Result<(), Failure> {
+    judge(&image.gate.lock(), image, generation)
+}
+
+fn judge(state: &State, image: &Image, generation: u64) -> Result<(), Failure> {
+    if state.closed {
+        return Err(Failure::missing(&image.name));
+    }
+    if generation < state.epoch {
+        return Err(Failure::fenced(&image.name, generation, state.epoch));
+    }
+    Ok(())
+}
+
+/// Lets a client in, when everybody who has to go before it has gone.
+pub(super) fn admit(
+    image: &Arc<Image>,
+    generation: u64,
+    role: Role,
+    socket: TcpStream,
+) -> Result<Admission, Failure> {
+    let gate = &image.gate;
+    let mut state = gate.lock();
+    judge(&state, image, generation)?;
+    if generation > state.epoch && role != Role::Guest {
+        gate.raise(&mut state, generation)?;
+    }
+    let must_go = |member: &Member| member.gives_way_to(generation, &role);
+    state = gate.wait_until_gone(state, &image.name, must_go)?;
+    // Somebody higher may have come while we waited.
+    judge(&state, image, generation)?;
+    if state.members.len() >= MAX_MEMBERS {
+        let message = format!("{} has {MAX_MEMBERS} connections already", image.name);
+        return Err(Failure::new(Code::Waiting, message));
+    }
+    let member = Member { generation, role, socket, cut: AtomicBool::new(false) };
+    let member = Arc::new(member);
+    let id = state.next;
+    state.next += 1;
+    state.members.insert(id, Arc::clone(&member));
+    Ok(Admission { image: Arc::clone(image), id, member })
+}

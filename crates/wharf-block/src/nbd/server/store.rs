@@ -1,0 +1,243 @@
+//! The images in their directory: `NAME.img`, and beside it `NAME.epoch`, which outlives it.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::{
+    fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with},
+    io::Errno,
+};
+
+use super::{Error, gate::Gate};
+use crate::nbd::{
+    ImageName,
+    control::{Code, Failure, ImageInfo, LIST_PAGE},
+};
+
+/// As much as ext4 can hold in one file with blocks of 4 KiB.
+const MAX_SIZE: u64 = 16 << 40;
+/// Whole pages, so that no sector size of any machine has a rest.
+const SIZE_UNIT: u64 = 4096;
+
+#[derive(Debug)]
+pub(super) struct Store {
+    directory: PathBuf,
+    /// The kernel lets go of it when the last thread of a killed server has ended, so that a new
+    /// server begins after the last write of the old one.
+    _lock: File,
+    /// Those in use. Each image has one gate, whoever asks for it.
+    open: Mutex<BTreeMap<ImageName, Weak<Image>>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Image {
+    pub name: ImageName,
+    pub file: File,
+    pub gate: Gate,
+    size: AtomicU64,
+}
+
+impl Image {
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+}
+
+impl Store {
+    pub fn open(directory: &Path) -> Result<Self, Error> {
+        let io = |source| Error::Io { what: format!("opening {}", directory.display()), source };
+        fs::create_dir_all(directory).map_err(io)?;
+        let lock = File::create(directory.join(".lock")).map_err(io)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(Error::Locked(directory.display().to_string())),
+            Err(error) => return Err(io(error.into())),
+        }
+        let directory = directory.to_owned();
+        Ok(Self { directory, _lock: lock, open: Mutex::default() })
+    }
+
+    /// The image, and the only one of this name.
+    pub fn image(&self, name: &ImageName) -> Result<Arc<Image>, Failure> {
+        let mut open = self.opened();
+        if let Some(image) = open.get(name).and_then(Weak::upgrade) {
+            return Ok(image);
+        }
+        open.retain(|_, image| image.strong_count() > 0);
+        let file = match OpenOptions::new().read(true).write(true).open(self.path(name, "img")) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Failure::missing(name));
+            }
+            Err(error) => return Err(Failure::disk("opening the image", &error)),
+        };
+        let size =
+            file.metadata().map_err(|e| Failure::disk("reading the image's size", &e))?.len();
+        let gate = Gate::load(self.path(name, "epoch"))?;
+        let image = Image { name: name.clone(), file, gate, size: AtomicU64::new(size) };
+        let image = Arc::new(image);
+        open.insert(name.clone(), Arc::downgrade(&image));
+        Ok(image)
+    }
+
+    pub fn create(&self, name: &ImageName, size: u64) -> Result<ImageInfo, Failure> {
+        check_size(size)?;
+        {
+            let _alone = self.opened();
+            let fresh = self.directory.join(format!(".{name}.img.new"));
+            let made = make(&fresh, size)
+                .and_then(|()| {
+                    let to = self.path(name, "img");
+                    Ok(renameat_with(CWD, &fresh, CWD, to, RenameFlags::NOREPLACE)?)
+                })
+                .and_then(|()| flush_directory(&self.directory));
+            match made {
+                Ok(()) => {}
+                // Then the answer depends on what is there.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    let _leftover = fs::remove_file(&fresh);
+                }
+                Err(error) => {
+                    let _leftover = fs::remove_file(&fresh);
+                    return Err(Failure::disk("making the image", &error));
+                }
+            }
+        }
+        let info = self.info(name)?;
+        if info.size == size {
+            return Ok(info);
+        }
+        let message = format!("image {name} is there with {} bytes", info.size);
+        Err(Failure::new(Code::Exists, message))
+    }
+
+    pub fn delete(&self, name: &ImageName, generation: u64) -> Result<(), Failure> {
+        let image = self.image(name)?;
+        image.gate.close(name, generation)?;
+        let mut open = self.opened();
+        match fs::remove_file(self.path(name, "img")) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Failure::disk("deleting the image", &error)),
+        }
+        open.remove(name);
+        flush_directory(&self.directory).map_err(|e| Failure::disk("deleting the image", &e))
+    }
+
+    pub fn grow(&self, name: &ImageName, size: u64, generation: u64) -> Result<ImageInfo, Failure> {
+        check_size(size)?;
+        let image = self.image(name)?;
+        // One at a time; the gate's own lock would hold up those who come and go.
+        let alone = self.opened();
+        let epoch = image.gate.epoch();
+        if generation < epoch {
+            return Err(Failure::fenced(name, generation, epoch));
+        }
+        if size < image.size() {
+            let message =
+                format!("image {name} has {} bytes and is never made smaller", image.size());
+            return Err(Failure::new(Code::Invalid, message));
+        }
+        let grown = image.file.set_len(size).and_then(|()| image.file.sync_all());
+        grown.map_err(|e| Failure::disk("growing the image", &e))?;
+        image.size.store(size, Ordering::Release);
+        drop(alone);
+        self.info(name)
+    }
+
+    pub fn fence(&self, name: &ImageName, generation: u64) -> Result<ImageInfo, Failure> {
+        self.image(name)?.gate.fence(name, generation)?;
+        self.info(name)
+    }
+
+    pub fn info(&self, name: &ImageName) -> Result<ImageInfo, Failure> {
+        let image = self.image(name)?;
+        let metadata =
+            image.file.metadata().map_err(|e| Failure::disk("looking at the image", &e))?;
+        Ok(ImageInfo {
+            image: name.clone(),
+            size: image.size(),
+            allocated: metadata.blocks() * 512,
+            epoch: image.gate.epoch(),
+            clients: image.gate.members(),
+        })
+    }
+
+    /// A page of images, and whether there are more.
+    pub fn list(&self, after: Option<&ImageName>) -> Result<(Vec<ImageInfo>, bool), Failure> {
+        let disk = |e: io::Error| Failure::disk("listing the images", &e);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(disk)? {
+            let entry = entry.map_err(disk)?.file_name();
+            let name = entry.to_str().and_then(|name| name.strip_suffix(".img"));
+            names.extend(name.and_then(|name| ImageName::new(name).ok()));
+        }
+        names.retain(|name| after.is_none_or(|after| name > after));
+        names.sort();
+        let more = names.len() > LIST_PAGE;
+        let mut images = Vec::new();
+        for name in names.iter().take(LIST_PAGE) {
+            match self.info(name) {
+                Ok(info) => images.push(info),
+                Err(Failure { code: Code::Missing, .. }) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok((images, more))
+    }
+
+    fn opened(&self) -> MutexGuard<'_, BTreeMap<ImageName, Weak<Image>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self, name: &ImageName, ending: &str) -> PathBuf {
+        self.directory.join(format!("{name}.{ending}"))
+    }
+}
+
+fn check_size(size: u64) -> Result<(), Failure> {
+    if size > 0 && size <= MAX_SIZE && size.is_multiple_of(SIZE_UNIT) {
+        return Ok(());
+    }
+    let message =
+        format!("an image has 1 to {MAX_SIZE} bytes, a multiple of {SIZE_UNIT}, not {size}");
+    Err(Failure::new(Code::Invalid, message))
+}
+
+/// A new file of this size that takes no room yet.
+fn make(path: &Path, size: u64) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.set_len(size)?;
+    file.sync_all()
+}
+
+/// The number in a file, which is whole whenever the machine stops: zero where there is none.
+pub(super) fn read_epoch(path: &Path) -> io::Result<u64> {
+    match fs::read_to_string(path) {
+        Ok(text) => text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn write_epoch(path: &Path, epoch: u64) -> io::Result<()> {
+    let fresh = path.with_extension("epoch.new");
+    let mut file = File::create(&fresh)?;
+    writeln!(file, "{epoch}")?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    flush_directory(path.parent().unwrap_or(Path::new(".")))
+}
+
+fn flush_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}

@@ -1,0 +1,213 @@
+//! Requests of an open export, one after the other.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, IoSlice, Read},
+    net::TcpStream,
+    os::unix::fs::FileExt,
+};
+
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    io::{Errno, ReadWriteFlags, pwritev2},
+};
+
+use super::gate::Admission;
+use crate::nbd::wire::{
+    CMD_DISC, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE,
+    CMD_WRITE_ZEROES, EINVAL, EIO, ENOSPC, EPERM, MAX_PAYLOAD, Reply, Request, write_both,
+};
+
+/// Larger requests go in pieces, so that a connection costs no more memory than this.
+const PIECE: usize = 1 << 20;
+
+/// A small write comes with its header in one call of the kernel.
+const READ_AHEAD: usize = 32 << 10;
+
+type Incoming<'a> = BufReader<&'a TcpStream>;
+
+/// Serves until the client leaves, breaks the rules or is cut.
+pub(super) fn run(admission: &Admission, stream: &TcpStream) -> io::Result<()> {
+    let mut incoming = BufReader::with_capacity(READ_AHEAD, stream);
+    let mut piece = vec![0; PIECE];
+    loop {
+        let mut header = [0; Request::SIZE];
+        incoming.read_exact(&mut header)?;
+        let Some(request) = Request::decode(&header) else { return Ok(()) };
+        let carries = matches!(request.command, CMD_READ | CMD_WRITE);
+        if request.command == CMD_DISC || (carries && request.length > MAX_PAYLOAD) {
+            return Ok(());
+        }
+        match request.command {
+            CMD_READ => read(admission, stream, &request, &mut piece)?,
+            CMD_WRITE => {
+                let error = write(admission, &mut incoming, &request, &mut piece)?;
+                answer(stream, &request, error)?;
+            }
+            _ => answer(stream, &request, change(admission, &request))?,
+        }
+    }
+}
+
+fn answer(stream: &TcpStream, request: &Request, error: u32) -> io::Result<()> {
+    let reply = Reply { error, cookie: request.cookie };
+    write_both(stream, &reply.encode(), &[])
+}
+
+/// Zero, or the protocol's number for what went wrong.
+fn code(outcome: io::Result<()>) -> u32 {
+    match outcome {
+        Ok(()) => 0,
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => ENOSPC,
+        Err(_) => EIO,
+    }
+}
+
+fn fits(admission: &Admission, request: &Request) -> bool {
+    let end = request.offset.checked_add(u64::from(request.length));
+    end.is_some_and(|end| end <= admission.image.size())
+}
+
+fn read(
+    admission: &Admission,
+    stream: &TcpStream,
+    request: &Request,
+    piece: &mut [u8],
+) -> io::Result<()> {
+    if !fits(admission, request) {
+        return answer(stream, request, EINVAL);
+    }
+    let mut head = Reply { error: 0, cookie: request.cookie }.encode();
+    let mut offset = request.offset;
+    let mut left = request.length as usize;
+    loop {
+        let size = left.min(piece.len());
+        let Some(part) = piece.get_mut(..size) else { return Ok(()) };
+        if admission.image.file.read_exact_at(part, offset).is_err() {
+            // Once the reply has begun there is no way to say it but to hang up.
+            return if head.is_empty() {
+                Err(io::ErrorKind::InvalidData.into())
+            } else {
+                answer(stream, request, EIO)
+            };
+        }
+        write_both(stream, &head, part)?;
+        head.clear();
+        offset += size as u64;
+        left -= size;
+        if left == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes the payload whatever comes of it, since the next request is behind it.
+fn write(
+    admission: &Admission,
+    incoming: &mut Incoming,
+    request: &Request,
+    piece: &mut [u8],
+) -> io::Result<u32> {
+    let mut error = if !admission.may_write() {
+        EPERM
+    } else if !fits(admission, request) {
+        ENOSPC
+    } else {
+        0
+    };
+    let durable = request.flags & CMD_FLAG_FUA != 0;
+    let mut offset = request.offset;
+    let mut left = request.length as usize;
+    while left > 0 {
+        let size = left.min(piece.len());
+        let Some(part) = piece.get_mut(..size) else { return Ok(EIO) };
+        incoming.read_exact(part)?;
+        if admission.is_cut() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if error == 0 {
+            error = code(write_at(&admission.image.file, part, offset, durable));
+        }
+        offset = offset.saturating_add(size as u64);
+        left -= size;
+    }
+    Ok(error)
+}
+
+fn write_at(file: &File, mut bytes: &[u8], mut offset: u64, durable: bool) -> io::Result<()> {
+    if !durable {
+        return file.write_all_at(bytes, offset);
+    }
+    while !bytes.is_empty() {
+        match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::DSYNC) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                bytes = bytes.get(written..).unwrap_or_default();
+                offset += written as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The requests without payload.
+fn change(admission: &Admission, request: &Request) -> u32 {
+    let file = &admission.image.file;
+    if request.command == CMD_FLUSH {
+        return code(file.sync_data());
+    }
+    if !matches!(request.command, CMD_TRIM | CMD_WRITE_ZEROES) {
+        return EINVAL;
+    }
+    if !admission.may_write() || admission.is_cut() {
+        return EPERM;
+    }
+    if !fits(admission, request) {
+        return EINVAL;
+    }
+    let (offset, length) = (request.offset, u64::from(request.length));
+    let keep_room = request.flags & CMD_FLAG_NO_HOLE != 0;
+    let mut error = code(match request.command {
+        CMD_TRIM => trim(file, offset, length),
+        _ => zero(file, offset, length, keep_room),
+    });
+    if error == 0 && request.flags & CMD_FLAG_FUA != 0 {
+        error = code(file.sync_data());
+    }
+    error
+}
+
+/// Gives the room back where the file system can; it is only a hint.
+fn trim(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match length {
+        0 => Ok(()),
+        _ => match fallocate(file, hole, offset, length) {
+            Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
+            Err(error) => Err(error.into()),
+        },
+    }
+}
+
+fn zero(file: &File, offset: u64, length: u64, keep_room: bool) -> io::Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    let kind = if keep_room { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+    match fallocate(file, kind | FallocateFlags::KEEP_SIZE, offset, length) {
+        Ok(()) => return Ok(()),
+        Err(Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let zeros = vec![0; PIECE];
+    let end = offset + length;
+    let mut at = offset;
+    while at < end {
+        let size = usize::try_from(end - at).unwrap_or(PIECE).min(PIECE);
+        file.write_all_at(zeros.get(..size).unwrap_or_default(), at)?;
+        at += size as u64;
+    }
+    Ok(())
+}
