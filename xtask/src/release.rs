@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{needs, target_dir, workspace};
 
-/// Build `wharf`, and the `wharf-node` that it puts on hosts: static, and without the server
+/// Build `wharf`, and the `wharf-node` that it puts on hosts: static, and the agent alone
 #[derive(Debug, clap::Args)]
 pub struct ReleaseArgs {}
 

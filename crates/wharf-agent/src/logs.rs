@@ -37,6 +37,7 @@ use crate::{
 mod file;
 mod http;
 mod journal;
+mod listed;
 mod reader;
 mod sink;
 mod tail;

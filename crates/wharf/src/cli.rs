@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{commands, output::Format, target::Wish};
+use crate::{agent, commands, output::Output, target::Wish};
 
 #[cfg(test)]
 mod reference;
@@ -34,26 +34,16 @@ Examples:
 pub struct Cli {
     #[command(flatten)]
     pub wish: Wish,
-    /// How to print the result
-    #[arg(
-        short = 'o',
-        long = "output",
-        value_name = "FORMAT",
-        global = true,
-        value_enum,
-        default_value_t,
-        help_heading = "Output"
-    )]
-    pub format: Format,
+    #[command(flatten)]
+    pub output: Output,
     #[command(subcommand)]
     pub command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    #[cfg(feature = "server")]
     Server(commands::server::ServerArgs),
-    Agent(commands::agent::AgentArgs),
+    Agent(agent::AgentArgs),
     Login(commands::login::LoginArgs),
     Context(commands::context::ContextArgs),
     User(commands::user::UserArgs),
@@ -66,14 +56,12 @@ pub enum Command {
     RepairQueue(commands::repair::RepairArgs),
     Members(commands::members::MembersArgs),
     /// Make and check bundles: the files that an install puts on hosts
-    #[cfg(feature = "server")]
     Bundle {
         #[command(flatten)]
         args: commands::bundle::BundleArgs,
         #[command(flatten)]
         local: Local,
     },
-    #[cfg(feature = "server")]
     Store(commands::store::StoreArgs),
     Version(commands::version::VersionArgs),
     Completion(commands::completion::CompletionArgs),

@@ -1,20 +1,19 @@
 //! What each command does. A file for each; here is only the choice between them.
 
-use std::{future::Future, process::ExitCode};
+use std::process::ExitCode;
 
-use anyhow::Context as _;
+use clap::Parser;
 use wharf_api::client::{At, Client};
 
 use crate::{
+    agent, block_on,
     cli::{Cli, Command},
     failure::Told,
     target,
 };
 
-pub mod agent;
 pub mod app;
 pub mod audit;
-#[cfg(feature = "server")]
 pub mod bundle;
 pub mod cluster;
 pub mod completion;
@@ -25,28 +24,27 @@ pub mod login;
 pub mod members;
 pub mod node;
 pub mod repair;
-#[cfg(feature = "server")]
 pub mod server;
-#[cfg(feature = "server")]
 pub mod store;
 pub mod token;
 pub mod user;
 pub mod version;
 
-pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
-    let Cli { wish, format, command } = cli;
+pub fn run() -> anyhow::Result<ExitCode> {
+    let Cli { wish, output, command } = Cli::parse();
+    let format = output.format;
     let client = || target::connect(&wish);
     match command {
         // On a host a failure is part of the report, and only the code says that there is one.
-        Command::Agent(args) => return agent::run(args, &wish, format),
-        #[cfg(feature = "server")]
+        Command::Agent(args) => {
+            wish.refuse_remote("wharf agent")?;
+            return agent::run(args, format);
+        }
         Command::Server(args) => server::run(args, &wish),
-        #[cfg(feature = "server")]
         Command::Bundle { args, .. } => {
             wish.refuse_remote("wharf bundle")?;
             bundle::run(args, format)
         }
-        #[cfg(feature = "server")]
         Command::Store(args) => store::run(args, &wish, format),
         Command::Completion(args) => completion::run(&args, &wish),
         Command::Login(args) => block_on(login::run(&args, &wish)),
@@ -63,18 +61,6 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Version(args) => block_on(version::run(&args, &wish, format)),
     }?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Client commands do one thing at a time: one thread starts in no time and is enough.
-fn block_on<T>(task: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start")?;
-    let result = runtime.block_on(task);
-    // A name look-up that hangs must not keep a finished command from ending.
-    runtime.shutdown_background();
-    result
 }
 
 /// A name that a person gave, as a part of a path.

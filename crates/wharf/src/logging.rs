@@ -3,13 +3,13 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::failure::Told;
 
 /// Sets up logging for the process.
 pub fn init(filter: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| {
+    let filter: Targets = filter.parse().map_err(|error| {
         Told::usage(format!("{filter:?} is not a filter for log lines: {error}"))
             .hint("write a level (`info`) or levels of parts (`wharf_server=debug,info`)")
     })?;

@@ -6,6 +6,28 @@ use jiff::Timestamp;
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
+#[cfg(feature = "full")]
+pub use resource::{list, one};
+
+#[cfg(feature = "full")]
+mod resource;
+
+// How a command prints its result. (Not a doc comment: it would take the place of the command's.)
+#[derive(Debug, clap::Args)]
+pub struct Output {
+    /// How to print the result
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        global = true,
+        value_enum,
+        default_value_t,
+        help_heading = "Output"
+    )]
+    pub format: Format,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Format {
     // Columns for people. (Not a doc comment: it would blow up the help of every command.)
@@ -25,19 +47,6 @@ const COLUMN_GAP: usize = 2;
 #[error("cannot write the output")]
 pub struct WriteError(#[source] pub io::Error);
 
-/// Prints a list: a row for each item, or the items themselves.
-pub fn list<T: Serialize, const N: usize>(
-    format: Format,
-    items: &[T],
-    columns: [&str; N],
-    row: impl Fn(&T) -> [String; N],
-) -> anyhow::Result<()> {
-    match format {
-        Format::Table => table(columns, items.iter().map(row)),
-        Format::Json | Format::Yaml => data(format, &items),
-    }
-}
-
 /// Prints rows under their heads.
 pub fn table<const N: usize>(
     columns: [&str; N],
@@ -45,21 +54,6 @@ pub fn table<const N: usize>(
 ) -> anyhow::Result<()> {
     let head = columns.map(str::to_owned);
     text(&render(&std::iter::once(head).chain(rows).collect::<Vec<_>>()))
-}
-
-/// Prints one thing: a line for each field, or the thing itself.
-pub fn one<T: Serialize>(
-    format: Format,
-    item: &T,
-    fields: impl FnOnce(&T) -> Vec<(&'static str, String)>,
-) -> anyhow::Result<()> {
-    match format {
-        Format::Table => {
-            let rows = fields(item).into_iter().map(|(name, value)| [format!("{name}:"), value]);
-            text(&render(&rows.collect::<Vec<_>>()))
-        }
-        Format::Json | Format::Yaml => data(format, item),
-    }
 }
 
 /// A resource for programs; a table has no meaning here and is taken as JSON.

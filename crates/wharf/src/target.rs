@@ -266,24 +266,13 @@ pub struct Machine;
 
 impl Surroundings for Machine {
     fn default_socket(&self) -> Option<PathBuf> {
-        let socket = default_data_dir()?.join(SOCKET);
+        let socket = wharf_server::config::default_data_dir().join(SOCKET);
         socket.exists().then_some(socket)
     }
 
     fn contexts(&self) -> anyhow::Result<Contexts> {
         context::load(&context::default_path(var))
     }
-}
-
-#[cfg(feature = "server")]
-fn default_data_dir() -> Option<PathBuf> {
-    Some(wharf_server::config::default_data_dir())
-}
-
-/// No server runs where there is only this program.
-#[cfg(not(feature = "server"))]
-fn default_data_dir() -> Option<PathBuf> {
-    None
 }
 
 /// A variable of the environment that is text.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,7 +11,10 @@ use std::{
 
 use wharf_core::node::logs::{App, Cursor, Line, PodFolder, app_of};
 
-use super::tail::{Source, Tail};
+use super::{
+    listed::Listed,
+    tail::{Source, Tail},
+};
 
 /// Each has a file open. A node has 110 pods by default.
 const MOST_CONTAINERS: usize = 512;
@@ -35,6 +39,13 @@ pub type Fault = (String, String);
 pub struct Reader {
     root: PathBuf,
     namespace: String,
+    listed: Listed,
+    /// The pods of the namespace, by the names of their folders.
+    pods: BTreeMap<OsString, Pod>,
+    /// Of the last look: a container may belong to one that is new.
+    apps: Vec<App>,
+    /// There were more containers than are read.
+    left_out: bool,
     tails: Vec<Tail>,
     /// What was stored of containers that were not met since.
     stored: BTreeMap<String, Cursor>,
@@ -44,6 +55,11 @@ pub struct Reader {
     /// Whose turn it is.
     turn: usize,
     faults: Vec<Fault>,
+}
+
+struct Pod {
+    folder: PodFolder,
+    listed: Listed,
 }
 
 impl Reader {
@@ -56,6 +72,10 @@ impl Reader {
         Self {
             root: root.to_owned(),
             namespace: namespace.to_owned(),
+            listed: Listed::default(),
+            pods: BTreeMap::new(),
+            apps: Vec::new(),
+            left_out: false,
             tails: Vec::new(),
             stored,
             begun: now,
@@ -102,33 +122,65 @@ impl Reader {
     }
 
     fn find(&mut self, apps: &[App]) -> io::Result<()> {
+        if self.listed.is_old(&self.root)
+            && let Err(error) = self.find_pods()
+        {
+            self.listed.forget();
+            return Err(error);
+        }
+        let again = std::mem::take(&mut self.left_out) || self.apps != apps;
+        self.apps = apps.to_vec();
+        let mut pods = std::mem::take(&mut self.pods);
+        for (name, pod) in &mut pods {
+            let folder = self.root.join(name);
+            if (pod.listed.is_old(&folder) || again)
+                && self.find_containers(&pod.folder, &folder).is_err()
+            {
+                // It has just been removed, which is no fault, or is tried again.
+                pod.listed.forget();
+            }
+        }
+        self.pods = pods;
+        Ok(())
+    }
+
+    fn find_pods(&mut self) -> io::Result<()> {
+        let mut known = std::mem::take(&mut self.pods);
         for entry in std::fs::read_dir(&self.root)? {
-            let entry = entry?;
-            let name = entry.file_name();
+            let name = entry?.file_name();
             let folder = name.to_str().and_then(PodFolder::parse);
             let Some(folder) = folder.filter(|pod| pod.namespace == self.namespace) else {
                 continue;
             };
-            // One that has just been removed is no fault.
-            let containers = std::fs::read_dir(entry.path()).into_iter().flatten().flatten();
-            for container in containers.filter(|entry| entry.path().is_dir()) {
-                if let Ok(name) = container.file_name().into_string() {
-                    self.add(&folder, name, container.path(), apps);
-                }
+            let pod = known.remove(&name);
+            self.pods.insert(name, pod.unwrap_or(Pod { folder, listed: Listed::default() }));
+        }
+        Ok(())
+    }
+
+    fn find_containers(&mut self, pod: &PodFolder, folder: &Path) -> io::Result<()> {
+        for container in std::fs::read_dir(folder)? {
+            let container = container?;
+            let path = container.path();
+            if let (true, Ok(name)) = (path.is_dir(), container.file_name().into_string()) {
+                self.add(pod, name, path);
             }
         }
         Ok(())
     }
 
-    fn add(&mut self, pod: &PodFolder, container: String, folder: PathBuf, apps: &[App]) {
+    fn add(&mut self, pod: &PodFolder, container: String, folder: PathBuf) {
         if self.tails.iter().any(|tail| tail.folder == folder) {
             return;
         }
         let mut source = Source { app: String::new(), pod_uid: pod.uid.clone(), container };
         let stored = self.stored.remove(&key(&source));
-        let found = || app_of(&pod.pod, &source.container, apps).map(|app| Cursor::new(&app.uuid));
-        let Some(cursor) = stored.or_else(found) else { return };
+        let app = || app_of(&pod.pod, &source.container, &self.apps);
+        let Some(cursor) = stored.or_else(|| app().map(|app| Cursor::new(&app.uuid))) else {
+            return;
+        };
         if self.tails.len() >= MOST_CONTAINERS {
+            self.left_out = true;
             let reason =
                 format!("there are more than {MOST_CONTAINERS} containers: it is not read");
             return self.faults.push((folder.display().to_string(), reason));

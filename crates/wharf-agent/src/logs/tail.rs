@@ -16,6 +16,8 @@ use flate2::read::MultiGzDecoder;
 use tracing::warn;
 use wharf_core::node::logs::{BEGINNING, Cursor, Line, LogFile, Place, Seen, first_line};
 
+use super::listed::Listed;
+
 /// After a rotation the runtime may still write to the old file what it had in its hands.
 const SETTLED: Duration = Duration::from_secs(1);
 /// A line whose end does not come for so long has none: the container ended with it.
@@ -35,6 +37,7 @@ pub struct Tail {
     pub cursor: Cursor,
     /// Since when the folder is not there any more.
     pub gone: Option<Instant>,
+    listed: Listed,
     /// As they were last listed.
     files: Vec<LogFile>,
     open: Option<Open>,
@@ -63,6 +66,7 @@ impl Tail {
             folder,
             cursor,
             gone: None,
+            listed: Listed::default(),
             files: Vec::new(),
             open: None,
             ended: None,
@@ -71,7 +75,10 @@ impl Tail {
 
     /// Looks which files there are.
     pub fn list(&mut self, now: Instant) -> io::Result<()> {
-        let files = list(&self.folder)?;
+        if !self.listed.is_old(&self.folder) {
+            return Ok(());
+        }
+        let files = list(&self.folder).inspect_err(|_| self.listed.forget())?;
         match files {
             Some(_) => self.gone = None,
             None => _ = self.gone.get_or_insert(now),

@@ -8,11 +8,9 @@ use wharf_store::{
     store::StoreLocation,
 };
 
-use super::{
-    block_on,
-    server::{StorePlace, environment},
-};
+use super::server::{StorePlace, environment};
 use crate::{
+    block_on,
     cli::Local,
     failure::{Exit, Told},
     output::{self, Format},

@@ -130,6 +130,44 @@ fn only_containers_of_applications_are_read() {
 }
 
 #[test]
+fn what_comes_later_is_found_in_pods_that_are_known_already() {
+    let (dir, mut now) = (tempfile::tempdir().unwrap(), Instant::now());
+    Container::new(dir.path(), POD, "main").write("stdout", "F", "main");
+    let mut reader = reader(&dir, now);
+    for _ in 0..3 {
+        reader.look(&[], now);
+        assert_eq!(texts(&reader.read().0), [""; 0], "it belongs to no application yet");
+    }
+    assert_eq!(read_all(&mut reader, &mut now), ["main"]);
+    Container::new(dir.path(), POD, "second").write("stdout", "F", "second");
+    assert_eq!(read_all(&mut reader, &mut now), ["second"]);
+    let other = "eve-kube-app_web-0b1a2-other_33-44";
+    Container::new(dir.path(), other, "main").write("stdout", "F", "other");
+    assert_eq!(read_all(&mut reader, &mut now), ["other"]);
+}
+
+#[test]
+fn more_containers_than_are_read_are_a_fault_until_there_is_room() {
+    let (dir, mut now) = (tempfile::tempdir().unwrap(), Instant::now());
+    for number in 0..=MOST_CONTAINERS {
+        fs::create_dir_all(dir.path().join(POD).join(format!("c{number:03}"))).unwrap();
+    }
+    let mut reader = reader(&dir, now);
+    for _ in 0..4 {
+        reader.look(&apps(), now);
+        assert_eq!(reader.faults().len(), 1);
+    }
+    let read: Vec<PathBuf> = reader.tails.iter().map(|tail| tail.folder.clone()).collect();
+    fs::remove_dir(&read[0]).unwrap();
+    reader.look(&apps(), now);
+    now += FORGOTTEN;
+    reader.look(&apps(), now);
+    reader.faults();
+    reader.look(&apps(), now);
+    assert_eq!((reader.faults().len(), reader.tails.len()), (0, MOST_CONTAINERS));
+}
+
+#[test]
 fn what_a_pod_said_last_is_read_when_it_and_its_application_are_gone() {
     let (dir, mut now) = (tempfile::tempdir().unwrap(), Instant::now());
     let mut container = Container::new(dir.path(), POD, "main");

@@ -8,7 +8,7 @@ use wharf_agent::{
 };
 
 use crate::{
-    commands::block_on,
+    block_on,
     failure::{Exit, Told, render_causes},
     logging,
 };

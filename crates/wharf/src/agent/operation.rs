@@ -10,7 +10,7 @@ use wharf_agent::{
 use wharf_api::node_files::{self, AgentHealth, GLOBAL, NodeDrainStatus, NodeFile, NodeWish};
 
 use crate::{
-    commands::block_on,
+    block_on,
     failure::{Exit, Told},
     output::{self, Format},
 };

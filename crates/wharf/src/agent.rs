@@ -10,7 +10,7 @@ use wharf_agent::{
     volumes::{self, Places},
 };
 
-use crate::{cli::Local, failure::Told, logging, output::Format, target::Wish};
+use crate::{failure::Told, logging, output::Format};
 
 mod join;
 mod operation;
@@ -79,8 +79,9 @@ pub struct AgentArgs {
     log: String,
     #[command(subcommand)]
     command: Option<AgentCommand>,
+    #[cfg(feature = "full")]
     #[command(flatten)]
-    _local: Local,
+    _local: crate::cli::Local,
 }
 
 #[derive(Debug, Subcommand)]
@@ -132,8 +133,7 @@ fn done(result: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     result.map(|()| ExitCode::SUCCESS)
 }
 
-pub fn run(args: AgentArgs, wish: &Wish, format: Format) -> anyhow::Result<ExitCode> {
-    wish.refuse_remote("wharf agent")?;
+pub fn run(args: AgentArgs, format: Format) -> anyhow::Result<ExitCode> {
     match args.command {
         Some(AgentCommand::Status(args)) => return status::run(&args, format),
         Some(AgentCommand::JoinWait(args)) => return join::run(&args),

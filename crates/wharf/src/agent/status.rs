@@ -6,7 +6,7 @@ use wharf_agent::health::{self, AskError};
 use wharf_api::node_files::{AgentHealth, TaskHealth};
 
 use crate::{
-    commands::block_on,
+    block_on,
     failure::{Exit, Told},
     output::{self, Format},
 };
