@@ -3,13 +3,19 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod common;
+#[path = "volumes/crash.rs"]
+mod crash;
 #[path = "volumes/world.rs"]
 mod world;
 
-use std::{fs, path::Path};
+use std::{
+    fs::{self, File},
+    path::Path,
+};
 
-use serde_json::json;
-use world::{World, is_mounted};
+use serde_json::{Value, json};
+use wharf_testbed::process::Signal;
+use world::{World, is_mounted, run};
 
 #[test]
 fn a_volume_is_attached_formatted_mounted_and_leaves_nothing() {
@@ -49,4 +55,198 @@ fn a_volume_is_attached_formatted_mounted_and_leaves_nothing() {
     assert_eq!(world.record("pv-1").unwrap()["attachments"][0]["generation"], 2);
     assert_eq!(world.unmount(&other, "pv-1"), Ok(()));
     assert_eq!(world.leftovers(), before);
+}
+
+/// Everything that kubelet does not say, or nobody has made.
+#[test]
+fn bad_calls_get_a_sentence_and_leave_nothing() {
+    let world = World::new();
+    world.image("one", 64);
+    world.volume("pv-1", "one", json!({}));
+    world.volume("pv-none", "missing", json!({}));
+    world.image("foreign", 64);
+    world.volume("pv-foreign", "foreign", json!({}));
+    run("mkswap", &[&world.path("images/foreign.img")]);
+    world.image("small", 1);
+    world.volume(
+        "pv-xfs",
+        "small",
+        json!({ "flexVolume": {
+        "driver": "wharf.dev/volume", "fsType": "xfs",
+        "options": { "storageCluster": "main", "image": "small" } } }),
+    );
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    let dir = world.dir_of(&pod, "pv-1").display().to_string();
+    let options = world.options(&pod, "pv-1", "one");
+    let with = |key: &str, value: Value| {
+        let mut options = options.clone();
+        options[key] = value;
+        options.to_string()
+    };
+    let plain = options.to_string();
+    let foreign = world.dir_of(&pod, "pv-foreign").display().to_string();
+    let of_foreign = world.options(&pod, "pv-foreign", "foreign").to_string();
+    let none = world.dir_of(&pod, "pv-none").display().to_string();
+    let of_none = world.options(&pod, "pv-none", "missing").to_string();
+    let xfs = world.dir_of(&pod, "pv-xfs").display().to_string();
+    let mut of_xfs = world.options(&pod, "pv-xfs", "small");
+    of_xfs["kubernetes.io/fsType"] = json!("xfs");
+    let of_xfs = of_xfs.to_string();
+    let dots = dir.replace("/pods/", "/pods/../pods/");
+    let double = dir.replace("/pods/", "//pods/");
+    let trailing = format!("{dir}/");
+    let huge = format!("{{\"image\":\"{}\"}}", "x".repeat(100_000));
+    let (unknown, other, cluster, shout) = (
+        with("imagge", json!("one")),
+        with("kubernetes.io/pod.uid", json!("another")),
+        with("storageCluster", json!("nowhere")),
+        with("kubernetes.io/readwrite", json!("maybe")),
+    );
+    for (arguments, part) in [
+        (["mount", &dots, &plain], "`..`"),
+        (["mount", &double, &plain], "empty"),
+        (["mount", &trailing, &plain], "empty"),
+        (
+            ["mount", "/var/lib/elsewhere/pods/u/volumes/wharf.dev~volume/v", &plain],
+            "kubelet's root",
+        ),
+        (["mount", &dir, "not json"], "flat JSON"),
+        (["mount", &dir, &huge], "longer"),
+        (["mount", &dir, &unknown], "is image meant?"),
+        (["mount", &dir, &other], "by the mount directory"),
+        (["mount", &dir, &cluster], "nowhere"),
+        (["mount", &dir, &shout], "maybe"),
+        (["mount", &none, &of_none], "there is no image"),
+        (["mount", &foreign, &of_foreign], "swap"),
+        (["mount", &xfs, &of_xfs], "mkfs.xfs failed"),
+    ] {
+        let refused = world.call(&arguments).unwrap_err();
+        assert!(refused.starts_with("Failure: ") && refused.contains(part), "{part}: {refused}");
+        assert_eq!(world.leftovers(), before, "{part}");
+    }
+    for volume in ["pv-1", "pv-none", "pv-foreign", "pv-xfs"] {
+        assert_eq!(world.record(volume), None, "{volume}");
+    }
+    assert!(world.call(&["unmount", &dots]).unwrap_err().contains("`..`"));
+    assert_eq!(world.call(&["attach", "{}", "n0"]), Err("Not supported: ".to_owned()));
+}
+
+/// A directory that cannot be written to, and one that is full.
+#[test]
+fn a_storage_that_cannot_be_written_to_fails_the_mount_and_leaves_nothing() {
+    let world = World::new();
+    let full = world.path("full");
+    fs::create_dir(&full).unwrap();
+    run(
+        "mount",
+        &[
+            Path::new("-t"),
+            Path::new("tmpfs"),
+            Path::new("-o"),
+            Path::new("size=64k"),
+            Path::new("none"),
+            &full,
+        ],
+    );
+    world.storage("full", &full);
+    File::create(full.join("one.img")).unwrap().set_len(32 << 20).unwrap();
+    world.volume_of("full", "pv-full", "one");
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    let failed = world.mount_of("full", &pod, "pv-full", "one");
+    assert!(failed.unwrap_err().starts_with("Failure: "));
+    assert_eq!(world.leftovers(), before);
+
+    run("mount", &[Path::new("-o"), Path::new("remount,ro"), &full]);
+    let failed = world.mount_of("full", &pod, "pv-full", "one").unwrap_err();
+    assert!(failed.contains("one.img"), "{failed}");
+    assert_eq!(world.leftovers(), before);
+    assert_eq!(world.record("pv-full"), None);
+}
+
+/// kubelet asks twice after its own restart, and for two pods at once.
+#[test]
+fn calls_side_by_side_give_one_device_and_one_result() {
+    let world = World::new();
+    world.image("one", 64);
+    world.volume("pv-1", "one", json!({}));
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    std::thread::scope(|scope| {
+        let calls: Vec<_> =
+            (0..8).map(|_| scope.spawn(|| world.mount(&pod, "pv-1", "one"))).collect();
+        for call in calls {
+            assert_eq!(call.join().unwrap(), Ok(()));
+        }
+    });
+    assert_eq!(world.devices().len(), 1);
+    assert_eq!(world.record("pv-1").unwrap()["attachments"].as_array().unwrap().len(), 1);
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..8).map(|_| scope.spawn(|| world.unmount(&pod, "pv-1"))).collect();
+        for call in calls {
+            assert_eq!(call.join().unwrap(), Ok(()));
+        }
+    });
+    assert_eq!(world.leftovers(), before);
+    // Two pods that both want it: one gets it.
+    let other = world.pod("b");
+    let won = std::thread::scope(|scope| {
+        let pods = [&pod, &other];
+        let calls = pods.map(|pod| scope.spawn(|| world.mount(pod, "pv-1", "one")));
+        calls.map(|call| call.join().unwrap().is_ok())
+    });
+    assert_eq!(won.iter().filter(|won| **won).count(), 1, "{won:?}");
+    let winner = if won[0] { &pod } else { &other };
+    assert_eq!(world.unmount(winner, "pv-1"), Ok(()));
+    assert_eq!(world.leftovers(), before);
+}
+
+/// Nothing but the mount directory and the journal is needed to unmount.
+#[test]
+fn an_unmount_needs_neither_the_api_nor_the_volume() {
+    let mut world = World::new();
+    world.image("one", 64);
+    world.volume("pv-1", "one", json!({}));
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
+    // The volume and its storage cluster's object go first.
+    world.delete("pv", "pv-1");
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+    assert_eq!(world.leftovers(), before);
+    assert_eq!(world.record("pv-1"), None);
+
+    world.volume("pv-1", "one", json!({}));
+    assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
+    let generation = world.record("pv-1").unwrap()["attachments"][0]["generation"].clone();
+    assert_eq!(generation, 2, "a volume that was made anew does not begin below its image");
+    world.server.process().signal(Signal::STOP).unwrap();
+    let unmounted = world.unmount(&pod, "pv-1");
+    let devices = world.devices();
+    world.server.process().signal(Signal::CONT).unwrap();
+    assert_eq!(unmounted, Ok(()), "without an answer of the API server");
+    assert_eq!(devices.len(), 0, "the device has left the node");
+    world.wait_until("the record to go", |world| world.record("pv-1").is_none());
+    world.wait_until("the journal to go", |world| world.leftovers() == before);
+}
+
+/// A file of the unmounted file system is busy once.
+#[test]
+fn a_device_that_is_busy_stays_claimed_until_it_is_free() {
+    let world = World::new();
+    world.image("one", 64);
+    world.volume("pv-1", "one", json!({}));
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
+    let staged = world.path("kubelet/plugins/wharf.dev/volume/mounts/pv-1/held");
+    let held = File::create(&staged).unwrap();
+    let refused = world.unmount(&pod, "pv-1").unwrap_err();
+    assert!(refused.contains("unmount"), "{refused}");
+    assert!(world.record("pv-1").is_some(), "it is not given up before it is gone");
+    drop(held);
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+    assert_eq!(world.leftovers(), before);
+    assert_eq!(world.record("pv-1"), None);
 }

@@ -56,17 +56,30 @@ impl World {
         );
         let agent = Agent::start(None, &config);
         let world = Self { server, agent, dir };
-        create(
-            &world.server,
-            &json!({
-                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
-                "metadata": { "name": "main" },
-                "spec": { "backend": "loopfile",
-                          "parameters": { "directory": world.path("images") } },
-            }),
-        );
+        world.storage("main", &world.path("images"));
         world.wait_ready();
         world
+    }
+
+    /// A storage cluster of image files in a directory.
+    pub fn storage(&self, name: &str, directory: &Path) {
+        create(
+            &self.server,
+            &json!({
+                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
+                "metadata": { "name": name },
+                "spec": { "backend": "loopfile", "parameters": { "directory": directory } },
+            }),
+        );
+    }
+
+    pub fn delete(&self, kind: &str, name: &str) {
+        kubectl(&self.server, &["delete", kind, name, "--wait=false"], &Value::Null);
+    }
+
+    pub fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        wait_for(what, DEADLINE, || Ok(is_so(self).then_some(())))
+            .unwrap_or_else(|error| panic!("{error:?}: {:#?}", self.leftovers()));
     }
 
     /// The agent holds its lease and the driver is in its place.
@@ -92,6 +105,25 @@ impl World {
     pub fn image(&self, name: &str, size: u64) {
         let path = self.path(&format!("images/{name}.img"));
         File::create(path).unwrap().set_len(size << 20).unwrap();
+    }
+
+    /// A volume of another storage cluster.
+    pub fn volume_of(&self, cluster: &str, name: &str, image: &str) {
+        let options = json!({ "storageCluster": cluster, "image": image });
+        let source = json!({ "driver": "wharf.dev/volume", "options": options });
+        self.volume(name, image, json!({ "flexVolume": source }));
+    }
+
+    pub fn mount_of(
+        &self,
+        cluster: &str,
+        pod: &Pod,
+        volume: &str,
+        image: &str,
+    ) -> Result<(), String> {
+        let mut options = self.options(pod, volume, image);
+        options["storageCluster"] = json!(cluster);
+        self.call(&["mount", self.dir_of(pod, volume).to_str().unwrap(), &options.to_string()])
     }
 
     pub fn volume(&self, name: &str, image: &str, more: Value) {
@@ -166,15 +198,22 @@ impl World {
         (!text.is_empty()).then(|| serde_json::from_str(&text).unwrap())
     }
 
+    /// The loop devices of our images.
+    pub fn devices(&self) -> Vec<String> {
+        let here = self.dir.path().to_str().unwrap();
+        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter_map(|device| {
+            let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+            file.contains(here).then(|| format!("{:?} {file}", device.file_name()))
+        });
+        devices.collect()
+    }
+
     /// All of ours on this machine: loop devices of our images, mounts, journals.
     pub fn leftovers(&self) -> BTreeSet<String> {
         let here = self.dir.path().to_str().unwrap();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mounts = mounts.lines().filter(|line| line.contains(here)).map(str::to_owned);
-        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter_map(|device| {
-            let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-            file.contains(here).then(|| format!("{:?} {file}", device.file_name()))
-        });
+        let devices = self.devices();
         let journals = fs::read_dir(self.path("state/journals")).unwrap().flatten();
         let journals = journals.map(|entry| format!("{:?}", entry.file_name()));
         mounts.chain(devices).chain(journals).collect()
@@ -211,4 +250,10 @@ impl Drop for World {
 pub fn is_mounted(dir: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     table.lines().any(|line| line.split(' ').nth(4) == dir.to_str())
+}
+
+/// Runs a program of the machine that has to succeed.
+pub fn run(program: &str, arguments: &[&Path]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
