@@ -41,6 +41,22 @@ impl Cluster {
         self.emit_on(&regarding, warning, reason, message).await
     }
 
+    /// Leaves an event on a PersistentVolume.
+    ///
+    /// # Errors
+    /// As [`Self::emit`].
+    pub async fn emit_on_volume(
+        &self,
+        volume: &str,
+        warning: bool,
+        reason: &str,
+        message: &str,
+    ) -> Result<()> {
+        let kind = "PersistentVolume";
+        let regarding = json!({ "apiVersion": "v1", "kind": kind, "name": volume, "uid": volume });
+        self.emit_on(&regarding, warning, reason, message).await
+    }
+
     async fn emit_on(
         &self,
         regarding: &Value,

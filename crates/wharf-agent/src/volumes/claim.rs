@@ -8,13 +8,16 @@ use std::{
 
 use jiff::Timestamp;
 use tracing::{info, warn};
-use wharf_core::volume::{
-    attach::{ClusterFacts, Decision, PodFacts, Snapshot, Step, decide_attach},
-    fence::HolderNode,
-    garbage::GarbageEntry,
-    lease::Sighting,
-    record::{Entry, EntryKey, Generation, Record},
-    request::Request,
+use wharf_core::{
+    volume::{
+        attach::{ClusterFacts, Decision, PodFacts, Snapshot, Step, decide_attach},
+        fence::HolderNode,
+        garbage::GarbageEntry,
+        lease::Sighting,
+        record::{Entry, EntryKey, Generation, Record},
+        request::Request,
+    },
+    words::chain,
 };
 use wharf_kube::{
     Cluster, KubeError,
@@ -196,6 +199,16 @@ impl Volumes {
             }
             Step::NoteGarbage { node, entries } => {
                 info!(volume = request.volume, node, "a holder is pushed out");
+                let reasons: Vec<&str> = entries.iter().map(|one| one.reason.as_str()).collect();
+                let message = format!(
+                    "taken from node {node} for pod {}: {}",
+                    request.pod,
+                    reasons.join(", ")
+                );
+                let told = api.emit_on_volume(&request.volume, true, "VolumeTakenOver", &message);
+                if let Err(error) = told.await {
+                    info!(reason = chain(&error), "an event could not be left");
+                }
                 self.note_garbage(api, &node, &entries).await?;
                 if let Some(holder) = facts.nodes.get_mut(&node) {
                     holder.garbage.extend(entries);

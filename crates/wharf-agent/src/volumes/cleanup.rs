@@ -96,14 +96,15 @@ impl Volumes {
                 self.limited(volume, "unmount by force", unmount).await?;
             }
             Step::Cut | Step::Unmap => {
-                let Some(device) = seen.device.clone() else { return Ok(()) };
+                let device = seen.device.clone();
                 let storage = self.storage(journal)?;
                 let used = use_of(journal, &self.boot_id, &self.places);
                 let is_cut = *step == Step::Cut;
                 let act = move || {
-                    Ok(match is_cut {
-                        true => storage.cut(&used, &device)?,
-                        false => storage.unmap(&used, &device)?,
+                    Ok(match device {
+                        device if is_cut => storage.cut(&used, device.as_ref())?,
+                        Some(device) => storage.unmap(&used, &device)?,
+                        None => (),
                     })
                 };
                 self.limited(volume, "take the device away", act).await?;

@@ -83,7 +83,7 @@ fn cut(places: &Places, journal: &Journal, boot: &str) -> bool {
     let used = use_of(journal, boot, places);
     let done = storage::open(journal.backend, &journal.parameters, places, &Hints::default())
         .and_then(|storage| match storage.find(&used)? {
-            Some(device) => storage.cut(&used, &device).map(|()| true),
+            Some(device) => storage.cut(&used, Some(&device)).map(|()| true),
             None => Ok(false),
         });
     match done {

@@ -3,6 +3,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
 };
 
 use crate::config;
@@ -16,6 +17,8 @@ pub struct Places {
     /// Journals, the tenure, and what backends keep.
     pub state_dir: PathBuf,
     given_root: Option<PathBuf>,
+    /// As kubelet said: it does not move while it runs.
+    seen_root: Arc<OnceLock<PathBuf>>,
     given_plugins: Option<PathBuf>,
     driver: Option<PathBuf>,
 }
@@ -25,6 +28,7 @@ impl Places {
         Self {
             state_dir,
             given_root: config.kubelet_root.clone(),
+            seen_root: Arc::default(),
             given_plugins: config.plugin_dir.clone(),
             driver: config.driver.clone(),
         }
@@ -32,16 +36,30 @@ impl Places {
 
     /// What the guard has to know.
     pub fn of_guard(state_dir: PathBuf, kubelet_root: PathBuf) -> Self {
-        Self { state_dir, given_root: Some(kubelet_root), given_plugins: None, driver: None }
+        Self {
+            state_dir,
+            given_root: Some(kubelet_root),
+            seen_root: Arc::default(),
+            given_plugins: None,
+            driver: None,
+        }
     }
 
     /// kubelet's own directory: as configured, as kubelet was told, or where it is by default.
     pub fn kubelet_root(&self) -> PathBuf {
-        let told = || Kubelet::find().and_then(|kubelet| kubelet.root);
-        self.given_root.clone().or_else(told).unwrap_or_else(|| KUBELET_ROOT.into())
+        if let Some(known) = self.given_root.as_ref().or(self.seen_root.get()) {
+            return known.clone();
+        }
+        match Kubelet::find() {
+            Some(kubelet) => {
+                let root = kubelet.root.unwrap_or_else(|| KUBELET_ROOT.into());
+                self.seen_root.get_or_init(|| root).clone()
+            }
+            None => KUBELET_ROOT.into(),
+        }
     }
 
-    /// Where kubelet looks for drivers.
+    /// Where kubelet looks for drivers. It may be started, or started anew, after the agent.
     pub fn plugin_dir(&self) -> PathBuf {
         let told = || Kubelet::find().and_then(|kubelet| kubelet.plugins);
         self.given_plugins.clone().or_else(told).unwrap_or_else(|| PLUGIN_DIR.into())
@@ -53,6 +71,11 @@ impl Places {
             Some(driver) => Ok(driver.clone()),
             None => Ok(std::env::current_exe()?.with_file_name(DRIVER)),
         }
+    }
+
+    /// A program of ours that lies beside the driver.
+    pub fn beside(&self, name: &str) -> io::Result<PathBuf> {
+        Ok(self.driver()?.with_file_name(name))
     }
 
     /// Where a volume's file system is mounted once for all pods of the node. It lies below kubelet's

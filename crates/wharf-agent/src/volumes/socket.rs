@@ -40,8 +40,8 @@ use crate::{
 const MOST_CALLS: usize = 256;
 /// A driver sends its call at once.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
-/// Somebody may have removed the driver.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// Somebody may have removed the driver, or started a kubelet that looks elsewhere.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 const DRIVER: &str = "the volume driver";
 
 pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended {
@@ -49,36 +49,49 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
         return Ok(());
     };
     let volumes = shared.volumes(&node)?;
-    let dir = volumes.places.plugin_dir().join(DRIVER_DIR);
-    fs::create_dir_all(&dir)?;
-    let listener = listen(&dir)?;
-    info!(dir = %dir.display(), "listening for calls of the volume driver");
     let calls = Arc::new(Semaphore::new(MOST_CALLS));
     let mut running = JoinSet::new();
     loop {
-        match driver::ensure(&volumes.places, &dir) {
-            Ok(()) => reporter.clear(DRIVER),
-            Err(error) => reporter.fault(DRIVER, &chain(&error)),
-        }
-        reporter.ok();
-        let look_again = sleep(LOOK_EVERY);
-        tokio::pin!(look_again);
+        let dir = volumes.places.plugin_dir().join(DRIVER_DIR);
+        fs::create_dir_all(&dir)?;
+        let listener = listen(&dir)?;
+        info!(dir = %dir.display(), "listening for calls of the volume driver");
         loop {
-            while running.try_join_next().is_some() {}
+            match driver::ensure(&volumes.places, &dir) {
+                Ok(()) => reporter.clear(DRIVER),
+                Err(error) => reporter.fault(DRIVER, &chain(&error)),
+            }
+            reporter.ok();
+            let accept = accept(&listener, &volumes, &reporter, &calls, &mut running);
             tokio::select! {
                 () = context.stop.cancelled() => return Ok(()),
-                () = &mut look_again => break,
-                accepted = listener.accept() => {
-                    let Ok(permit) = calls.clone().acquire_owned().await else { return Ok(()) };
-                    let (stream, _) = accepted?;
-                    let (volumes, reporter) = (volumes.clone(), reporter.clone());
-                    running.spawn(async move {
-                        serve(stream, &volumes, &reporter).await;
-                        drop(permit);
-                    });
-                }
+                () = sleep(LOOK_EVERY) => {}
+                failed = accept => failed?,
+            }
+            if volumes.places.plugin_dir().join(DRIVER_DIR) != dir {
+                break;
             }
         }
+    }
+}
+
+/// Takes calls until the socket fails.
+async fn accept(
+    listener: &UnixListener,
+    volumes: &Arc<Volumes>,
+    reporter: &Reporter,
+    calls: &Arc<Semaphore>,
+    running: &mut JoinSet<()>,
+) -> io::Result<()> {
+    loop {
+        while running.try_join_next().is_some() {}
+        let Ok(permit) = calls.clone().acquire_owned().await else { return Ok(()) };
+        let (stream, _) = listener.accept().await?;
+        let (volumes, reporter) = (volumes.clone(), reporter.clone());
+        running.spawn(async move {
+            serve(stream, &volumes, &reporter).await;
+            drop(permit);
+        });
     }
 }
 

@@ -1,29 +1,33 @@
 //! What the bytes of volumes are on: one trait, and a kind for each backend.
 
+mod devices;
 mod dir;
 mod loopfile;
+mod proxy;
 mod tag;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
 };
 
-use wharf_block::{loops, shutdown};
+use wharf_block::{loops, nbd, shutdown};
 use wharf_core::volume::{
     backend::Backend,
     record::{Entry, Generation},
 };
 
 use super::{Places, journals::is_name, kernel::KernelError};
+pub use devices::{Hints, listed};
 pub use tag::{Tag, boot_prefix};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     #[error("the storage cluster has no parameter {0}")]
     Missing(&'static str),
+    #[error("the parameter {0} of the storage cluster cannot be {1:?}")]
+    Parameter(&'static str, String),
     #[error("{0:?} is no name of an image")]
     Image(String),
     #[error("there is no image {0}")]
@@ -48,6 +52,10 @@ pub enum StorageError {
     Kernel(#[from] KernelError),
     #[error(transparent)]
     Loop(#[from] loops::Error),
+    #[error("the block server refuses or does not answer")]
+    Server(#[from] nbd::client::Error),
+    #[error(transparent)]
+    Proxy(#[from] wharf_block::proxy::Error),
     #[error(transparent)]
     Shutdown(#[from] shutdown::Error),
 }
@@ -100,7 +108,8 @@ pub trait Storage: Send + Sync {
     /// Takes the device away, and sees that it is gone.
     fn unmap(&self, volume: &Use, device: &Device) -> Result<()>;
     /// Nothing that is written reaches the storage after this, and what hangs comes loose.
-    fn cut(&self, volume: &Use, device: &Device) -> Result<()>;
+    /// The device may be unknown, when it is what hangs.
+    fn cut(&self, volume: &Use, device: Option<&Device>) -> Result<()>;
     /// Shuts out these holders, and every client below the generation.
     fn fence(&self, image: &str, holders: &[Entry], generation: Generation) -> Result<()>;
     /// The highest generation that the storage has seen.
@@ -115,25 +124,6 @@ pub trait Storage: Send + Sync {
     fn refresh(&self, volume: &Use, device: &Device) -> Result<()>;
 }
 
-/// Loop devices that were seen last, by tag: looking at one is cheaper than at all of the machine.
-#[derive(Debug, Clone, Default)]
-pub struct Hints(Arc<Mutex<HashMap<String, loops::Device>>>);
-
-impl Hints {
-    fn get(&self, tag: &str) -> Option<loops::Device> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(tag).cloned()
-    }
-
-    fn put(&self, device: &loops::Device) {
-        let mut hints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        hints.insert(device.tag.clone(), device.clone());
-    }
-
-    fn forget(&self, tag: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(tag);
-    }
-}
-
 /// The storage of a cluster.
 pub fn open(
     backend: Backend,
@@ -144,7 +134,8 @@ pub fn open(
     match backend {
         Backend::Loopfile => Ok(Box::new(loopfile::Loopfile::new(parameters, hints)?)),
         Backend::Dir => Ok(Box::new(dir::Dir::new(parameters, places)?)),
-        Backend::Proxy | Backend::Rbd => Err(StorageError::NotBuilt { backend }),
+        Backend::Proxy => Ok(Box::new(proxy::Proxy::new(parameters, places, hints)?)),
+        Backend::Rbd => Err(StorageError::NotBuilt { backend }),
     }
 }
 

@@ -23,7 +23,11 @@ use wharf_kube::{
     volumes::{Written, bytes},
 };
 
-use super::{Shared, Volumes, kernel, storage::Tag, work::VolumeError};
+use super::{
+    Shared, Volumes, kernel,
+    storage::{Tag, listed},
+    work::VolumeError,
+};
 use crate::{
     device,
     health::Reporter,
@@ -186,7 +190,8 @@ impl Round {
         let journal = grants.filter_map(|pod| pod.entry.as_ref()).map(|entry| entry.generation);
         let volume = entry.volume.clone();
         let tag = Tag::new(&self.volumes.boot_id, &volume, Generation::default());
-        let listed = self.volumes.blocking(&volume, "look for devices", move || Ok(found(&tag)));
+        let listed =
+            self.volumes.blocking(&volume, "look for devices", move || Ok(listed(&tag).ok()));
         Ok(Left {
             devices: listed.await?.map(|devices| devices.into_iter().map(|(_, it)| it).collect()),
             journal: journal.max(),
@@ -199,7 +204,7 @@ impl Round {
         let tag = Tag::new(&self.volumes.boot_id, volume, generation);
         warn!(volume, %generation, "a device that nobody knows is taken away");
         let take_away = move || {
-            let devices = found(&tag).unwrap_or_default();
+            let devices = listed(&tag)?;
             for (device, _) in devices.iter().filter(|(_, of)| *of == generation) {
                 loops::cut(device).map_err(super::storage::StorageError::from)?;
                 let number = format!("7:{}", device.number);
@@ -226,7 +231,7 @@ impl Round {
             let journal = self.volumes.load(&volume)?;
             let tag = Tag::new(&self.volumes.boot_id, &volume, Generation::default());
             let listed =
-                self.volumes.blocking(&volume, "look for devices", move || Ok(found(&tag)));
+                self.volumes.blocking(&volume, "look for devices", move || Ok(listed(&tag).ok()));
             let device = listed.await?.map(|devices| !devices.is_empty());
             let Some(record) = api.attachment(&volume).await? else { continue };
             let is_ours = |entry: &&_| is_stray(entry, &own, journal.as_ref(), device);
@@ -239,19 +244,4 @@ impl Round {
         }
         Ok(())
     }
-}
-
-/// The loop devices of a boot and volume, with their grants; `None` when one does not answer.
-fn found(tag: &Tag) -> Option<Vec<(loops::Device, Generation)>> {
-    let mut devices = Vec::new();
-    for observed in loops::list().ok()? {
-        match observed {
-            loops::Observed::Known { device, .. } => {
-                let generation = tag.generation_in(&device.tag);
-                devices.extend(generation.map(|generation| (device, generation)));
-            }
-            loops::Observed::Silent { .. } => return None,
-        }
-    }
-    Some(devices)
 }

@@ -118,10 +118,25 @@ impl Volumes {
             let VolumeError::Blocked { until, .. } = &failed else { return Err(failed) };
             let patience = if until.is_some() { PATIENCE } else { SHORT_PATIENCE };
             if begun.elapsed() + LOOK_AGAIN >= patience {
+                self.tell_blocked(&request, &failed).await;
                 return Err(failed);
             }
             // The lock is not held meanwhile: the holder may be on this very node.
             sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// People look at the volume, too, and not only at the pod that waits.
+    async fn tell_blocked(&self, request: &Request, why: &VolumeError) {
+        let Some(api) = self.cluster() else { return };
+        let message = format!("pod {} on node {} waits: {why}", request.pod, self.node);
+        let now = Timestamp::now();
+        let told = tokio::join!(
+            api.tell_waiting(&request.volume, &message, now),
+            api.emit_on_volume(&request.volume, true, "VolumeHeld", &message),
+        );
+        if let (Err(error), _) | (_, Err(error)) = told {
+            info!(volume = request.volume, reason = chain(&error), "it could not be told");
         }
     }
 
@@ -383,47 +398,51 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// What is really there.
+    /// What is really there. A device that does not answer is there, and hangs.
     async fn look(&mut self, goal: &Goal) -> Result<Seen> {
-        let volume = self.journal.volume.clone();
-        let hung = self.volumes.is_stuck(&volume);
         let used = self.used();
-        let dirs: Vec<String> = self.journal.pods.iter().map(|pod| pod.mount_dir.clone()).collect();
-        // Nothing was ever begun: there is nothing to look for.
-        let is_blank = self.journal.device == DeviceStage::Absent
-            && self.journal.boot_id == self.volumes.boot_id;
-        let (storage, fs_type) = (self.storage.clone(), self.journal.fs_type.clone());
-        let look = move || {
-            let mounts = kernel::mounts()?;
-            let is_mounted = |at: &Path| mounts.iter().any(|mount| mount.point == at);
-            let staged = is_mounted(&used.staging);
-            let device = if is_blank && !staged { None } else { storage.find(&used)? };
-            let found = match &device {
-                None => Found::Absent,
-                Some(device) if staged || !device.is_block => Found::Present(Signature::Ready),
-                Some(device) => Found::Present(kernel::signature(&device.path, &fs_type)?),
-            };
-            let bound = dirs.into_iter().filter(|dir| is_mounted(Path::new(dir)));
-            Ok((device, found, staged, bound.collect::<BTreeSet<String>>()))
+        let mounts = kernel::mounts()?;
+        let is_mounted = |at: &Path| mounts.iter().any(|mount| mount.point == at);
+        let staged = is_mounted(&used.staging);
+        let dirs = self.journal.pods.iter().map(|pod| pod.mount_dir.clone());
+        let bound = dirs.filter(|dir| is_mounted(Path::new(dir))).collect();
+        let (device, hung) = match self.find(used, staged).await {
+            Ok(found) => (found, false),
+            Err(VolumeError::Stuck(_) | VolumeError::Storage(StorageError::Silent)) => {
+                (Found::Unknown, true)
+            }
+            Err(error) => return Err(error),
         };
-        let looked = match hung {
-            // What hangs would hang again: it is there, and that is all that is known.
-            true => (self.device.clone(), Found::Unknown, true, BTreeSet::new()),
-            false => match self.volumes.blocking(&volume, "look at the device", look).await {
-                Err(VolumeError::Storage(StorageError::Silent)) => {
-                    (None, Found::Unknown, false, BTreeSet::new())
-                }
-                looked => looked?,
-            },
-        };
-        let (device, found, staged, bound) = looked;
-        self.device = device;
         let orphaned = match goal {
             Goal::Tidy(orphans) => orphans.clone(),
             Goal::Mount(_) | Goal::Unmount(_) => BTreeSet::new(),
         };
         let record = self.facts.as_ref().map(|facts| facts.record.clone());
-        Ok(Seen { device: found, staged, bound, orphaned, hung, record })
+        Ok(Seen { device, staged, bound, orphaned, hung, record })
+    }
+
+    async fn find(&mut self, used: Use, staged: bool) -> Result<Found> {
+        // Nothing was ever begun: there is nothing to look for.
+        let is_blank = self.journal.device == DeviceStage::Absent
+            && self.journal.boot_id == self.volumes.boot_id;
+        if is_blank && !staged {
+            self.device = None;
+            return Ok(Found::Absent);
+        }
+        let (storage, fs_type) = (self.storage.clone(), self.journal.fs_type.clone());
+        let find = move || {
+            let device = storage.find(&used)?;
+            let found = match &device {
+                None => Found::Absent,
+                Some(device) if staged || !device.is_block => Found::Present(Signature::Ready),
+                Some(device) => Found::Present(kernel::signature(&device.path, &fs_type)?),
+            };
+            Ok((device, found))
+        };
+        let volume = self.journal.volume.clone();
+        let (device, found) = self.volumes.blocking(&volume, "look at the device", find).await?;
+        self.device = device;
+        Ok(found)
     }
 
     async fn store(&self) -> Result<()> {
@@ -569,13 +588,13 @@ impl Step {
                 kernel::bind(staging, Path::new(dir), self.read_only_dirs.contains(dir))?;
             }
             (Action::Unbind { dir }, _) => kernel::unmount_all(Path::new(dir), self.is_cut)?,
-            (Action::Cut, Some(device)) => self.storage.cut(&self.used, device)?,
+            (Action::Cut, device) => self.storage.cut(&self.used, device.as_ref())?,
             (Action::Unstage, _) => {
                 kernel::unmount_all(staging, self.is_cut)?;
                 kernel::remove_point(staging);
             }
             (Action::Unmap, Some(device)) => self.storage.unmap(&self.used, device)?,
-            (Action::Format | Action::Stage | Action::Cut | Action::Unmap, None) => {}
+            (Action::Format | Action::Stage | Action::Unmap, None) => {}
             (
                 Action::Claim { .. }
                 | Action::Report { .. }

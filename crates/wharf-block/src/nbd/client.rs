@@ -49,6 +49,11 @@ impl Error {
     pub fn is_fenced(&self) -> bool {
         matches!(self, Self::Refused(Failure { code: Code::Fenced, .. }))
     }
+
+    /// Whether there is no such image.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Refused(Failure { code: Code::Missing, .. }))
+    }
 }
 
 /// Which connection of which client; see [`Ask::Join`].

@@ -136,9 +136,8 @@ fn programs(
     if input.node.is(NodeRole::Etcd) {
         programs.extend(CALLED_FOR_ETCD);
     }
-    // Whoever builds only the one program has no volumes.
-    if input.bundle.contains_key(agent::DRIVER) {
-        programs.push(agent::DRIVER);
+    if agent::has_volumes(input) {
+        programs.extend(agent::HELPERS);
     }
     let programs = programs.into_iter().map(|name| (BIN, name));
     let plugins = PLUGINS.into_iter().map(|name| (CNI_PLUGINS, name));

@@ -1,6 +1,7 @@
 //! Attachments: who may use a volume.
 
 use http::Method;
+use jiff::Timestamp;
 use kube::api::ListParams;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -54,9 +55,26 @@ impl Cluster {
         let object = json!({
             "apiVersion": "wharf.dev/v1", "kind": "Attachment", "metadata": metadata,
             "attachments": entries,
+            // Whoever waits says so again.
+            "status": { "conditions": [] },
         });
         let written = self.send::<Object>(what, method, &path, kind, &object).await;
         Written::of(written.map(Record::from))
+    }
+
+    /// Says in a record that somebody waits for the volume, and why.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses; nothing depends on it.
+    pub async fn tell_waiting(&self, volume: &str, why: &str, now: Timestamp) -> Result<()> {
+        let condition = json!({
+            "type": "Waiting", "status": "True", "reason": "Held", "message": why,
+            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        });
+        let patch = json!({ "status": { "conditions": [condition] } });
+        let what = format!("write the condition of volume {volume}");
+        let path = path(volume);
+        self.send::<Value>(what, Method::PATCH, &path, MERGE, &patch).await.map(drop)
     }
 
     /// Carries out a change. `None` when the record is gone with its last entry.

@@ -33,13 +33,13 @@ impl Program {
     }
 }
 
-/// The files of one Kubernetes version, with the agent's program and, beside it, kubelet's driver for
-/// volumes.
+/// The files of one Kubernetes version, with the agent's program and, beside it, what
+/// volumes need.
 pub struct Supply {
     pub bundle: Bundle,
     pub wharf: Bundled,
     program: PathBuf,
-    driver: Option<Program>,
+    helpers: Vec<(&'static str, Program)>,
 }
 
 impl Supply {
@@ -53,12 +53,13 @@ impl Supply {
                 .hint("check it with `wharf bundle verify`")
         })?;
         let Program { file, path } = Program::open(config)?;
-        let driver = driver(&path)?;
-        Ok(Supply { bundle, wharf: file, program: path, driver })
+        let helpers = helpers(&path)?;
+        Ok(Supply { bundle, wharf: file, program: path, helpers })
     }
 
-    pub fn driver(&self) -> Option<&Bundled> {
-        self.driver.as_ref().map(|driver| &driver.file)
+    /// The programs for volumes, by name, as far as they are there.
+    pub fn helpers(&self) -> impl Iterator<Item = (&'static str, &Bundled)> {
+        self.helpers.iter().map(|(name, program)| (*name, &program.file))
     }
 
     /// Where the server has a file that hosts need.
@@ -66,8 +67,8 @@ impl Supply {
         if file.path == WHARF {
             return Ok(self.program.clone());
         }
-        if let Some(driver) = self.driver.as_ref().filter(|driver| driver.file.path == file.path) {
-            return Ok(driver.path.clone());
+        if let Some((_, helper)) = self.helpers.iter().find(|(_, one)| one.file.path == file.path) {
+            return Ok(helper.path.clone());
         }
         let entry = self.bundle.manifest().files.iter().find(|entry| entry.path == file.path);
         let path = entry.map(|entry| self.bundle.path_of(entry));
@@ -117,19 +118,22 @@ fn program(config: &Config) -> PathBuf {
     }
 }
 
-/// kubelet's driver, if it lies beside the agent's program.
-fn driver(agent: &Path) -> Outcome<Option<Program>> {
-    static MEASURED: OnceLock<Bundled> = OnceLock::new();
+/// What volumes need, as far as it lies beside the agent's program.
+fn helpers(agent: &Path) -> Outcome<Vec<(&'static str, Program)>> {
+    static MEASURED: [OnceLock<Bundled>; 2] = [const { OnceLock::new() }; 2];
     let agent = match agent == Path::new(OWN_PROGRAM) {
         true => std::env::current_exe().unwrap_or_default(),
         false => agent.to_owned(),
     };
-    let path = agent.with_file_name(agent::DRIVER);
-    if !path.exists() {
-        return Ok(None);
+    let mut found = Vec::new();
+    for (name, known) in agent::HELPERS.into_iter().zip(&MEASURED) {
+        let path = agent.with_file_name(name);
+        if path.exists() {
+            let file = measured(&path, &format!("bin/{name}"), known)?;
+            found.push((name, Program { file, path }));
+        }
     }
-    let name = format!("bin/{}", agent::DRIVER);
-    Ok(Some(Program { file: measured(&path, &name, &MEASURED)?, path }))
+    Ok(found)
 }
 
 /// The size and checksum of a program of ours, measured once: it cannot change under us.

@@ -8,7 +8,6 @@ use wharf_api::node_files;
 use wharf_core::{
     cluster::{ClusterSpec, NodeRecord, NodeSpec},
     install::{
-        components::agent,
         document::{BundleIndex, DocumentInput, Stage, host_document},
         facts::HostFacts,
         host::{Action, Bundled, Change, Content, HostDocument, Image, Wanted},
@@ -180,7 +179,7 @@ fn contents(supply: &Supply) -> (BundleIndex, Vec<Image>) {
     let mut index: BundleIndex =
         manifest.files.iter().map(|entry| (entry.name().to_owned(), bundled(entry))).collect();
     index.insert("wharf".to_owned(), supply.wharf.clone());
-    index.extend(supply.driver().map(|driver| (agent::DRIVER.to_owned(), driver.clone())));
+    index.extend(supply.helpers().map(|(name, file)| (name.to_owned(), file.clone())));
     let images = supply
         .bundle
         .images()

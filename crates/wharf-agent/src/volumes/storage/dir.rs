@@ -84,7 +84,7 @@ impl Storage for Dir {
     }
 
     /// Whoever has files open there is ended: nothing else would keep him from writing.
-    fn cut(&self, volume: &Use, _device: &Device) -> Result<()> {
+    fn cut(&self, volume: &Use, _device: Option<&Device>) -> Result<()> {
         Ok(kernel::end_users(&volume.staging)?)
     }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use wharf_block::{loops, shutdown};
 use wharf_core::volume::record::{Entry, Generation};
 
-use super::{Device, Hints, Result, Storage, StorageError, Use, below, parameter};
+use super::{Device, Hints, Result, Storage, StorageError, Use, below, devices::shown, parameter};
 use crate::host::files;
 
 pub struct Loopfile {
@@ -53,45 +53,12 @@ impl Loopfile {
                 .map_err(|source| failed(source.into())),
         }
     }
-
-    /// The loop devices of this boot and volume.
-    fn devices(&self, volume: &Use) -> Result<Vec<(loops::Device, Generation)>> {
-        let tag = volume.tag();
-        if let Some(hint) = self.hints.get(&tag.to_string()) {
-            match loops::observe(hint.number) {
-                Some(loops::Observed::Known { device, .. }) if device == hint => {
-                    return Ok(vec![(device, tag.generation)]);
-                }
-                Some(loops::Observed::Silent { .. }) => return Err(StorageError::Silent),
-                Some(loops::Observed::Known { .. }) | None => self.hints.forget(&hint.tag),
-            }
-        }
-        let mut found = Vec::new();
-        let mut silent = false;
-        for observed in loops::list()? {
-            match observed {
-                loops::Observed::Known { device, .. } => {
-                    let generation = tag.generation_in(&device.tag);
-                    found.extend(generation.map(|generation| (device, generation)));
-                }
-                loops::Observed::Silent { .. } => silent = true,
-            }
-        }
-        if silent && found.is_empty() { Err(StorageError::Silent) } else { Ok(found) }
-    }
-
-    fn the_device(&self, volume: &Use, device: &Device) -> Result<Option<loops::Device>> {
-        let devices = self.devices(volume)?;
-        Ok(devices.into_iter().map(|(found, _)| found).find(|found| found.path == device.path))
-    }
 }
 
 impl Storage for Loopfile {
     fn find(&self, volume: &Use) -> Result<Option<Device>> {
-        let found = self.devices(volume)?;
-        // The oldest first: it has to go before a later one is used.
-        let oldest = found.into_iter().min_by_key(|(_, generation)| *generation);
-        Ok(oldest.map(|(device, generation)| shown(&device, generation)))
+        let found = self.hints.find(volume)?;
+        Ok(found.map(|(device, generation)| shown(&device, generation)))
     }
 
     fn map(&self, volume: &Use) -> Result<Device> {
@@ -104,23 +71,20 @@ impl Storage for Loopfile {
         if !volume.read_only {
             self.claim(volume)?;
         }
-        let tag = volume.tag().to_string();
-        let options = loops::Options { read_only: volume.read_only, direct_io: true, tag: &tag };
-        let device = loops::attach(&file, options)?;
-        self.hints.put(&device);
+        let device = self.hints.attach(&file, volume)?;
         Ok(shown(&device, volume.generation))
     }
 
     fn unmap(&self, volume: &Use, device: &Device) -> Result<()> {
-        if let Some(device) = self.the_device(volume, device)? {
-            loops::detach(&device)?;
-            self.hints.forget(&device.tag);
+        match self.hints.at(volume, &device.path)? {
+            Some(device) => self.hints.detach(&device),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    fn cut(&self, volume: &Use, device: &Device) -> Result<()> {
-        let Some(device) = self.the_device(volume, device)? else { return Ok(()) };
+    fn cut(&self, volume: &Use, device: Option<&Device>) -> Result<()> {
+        let found = device.map(|device| self.hints.at(volume, &device.path)).transpose()?;
+        let Some(device) = found.flatten() else { return Ok(()) };
         match shutdown::shut_down(&volume.staging) {
             // Nothing is mounted there: the device is all there is to cut.
             Err(shutdown::Error::NotSupported(_) | shutdown::Error::Io { .. }) | Ok(()) => {}
@@ -161,7 +125,7 @@ impl Storage for Loopfile {
     }
 
     fn refresh(&self, volume: &Use, device: &Device) -> Result<()> {
-        match self.the_device(volume, device)? {
+        match self.hints.at(volume, &device.path)? {
             Some(device) => Ok(loops::grow(&device)?),
             None => Ok(()),
         }
@@ -192,10 +156,6 @@ impl Loopfile {
         text.and_then(|text| files::write_durably(&path, 0o600, &text))
             .map_err(|source| StorageError::io(format!("write {}", path.display()), source))
     }
-}
-
-fn shown(device: &loops::Device, generation: Generation) -> Device {
-    Device { path: device.path.clone(), generation, identity: String::new(), is_block: true }
 }
 
 fn lengthen(file: &File, bytes: u64) -> io::Result<()> {

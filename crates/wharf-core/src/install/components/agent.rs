@@ -12,7 +12,9 @@ use crate::install::{
     },
 };
 
-use super::{API_PORT, Component, Kind, Service, directory, quoted, text_file};
+use super::{
+    API_PORT, BIN, Component, Kind, Service, VOLUME_PLUGINS, directory, kubelet, quoted, text_file,
+};
 
 pub const CONFIG: &str = "/etc/wharf/agent/agent.toml";
 /// What the node is to join, before the link tells it; the folder is the agent's.
@@ -46,8 +48,8 @@ pub const GROWN: [&str; 16] = [
 ];
 /// Where it keeps what it does with volumes.
 pub const VOLUMES: &str = "/var/lib/wharf/volumes";
-/// The driver that kubelet calls for volumes.
-pub const DRIVER: &str = "wharf-flex";
+/// What volumes need beside the agent: the driver that kubelet calls, and the proxy of block servers.
+pub const HELPERS: [&str; 2] = ["wharf-flex", "wharf-block"];
 /// What Ethernet carries where nothing else is known.
 const USUAL_MTU: u32 = 1500;
 
@@ -114,10 +116,22 @@ fn render_config(input: &DocumentInput<'_>) -> String {
     let rows = rows.into_iter().map(|(key, value)| format!("{key} = {value}\n"));
     // The journal keeps itself small, and every host of ours has one.
     let mut text: String = rows.chain(["[logs]\njournal = true\n".to_owned()]).collect();
-    if input.bundle.contains_key(DRIVER) {
-        text.push_str(&format!("[volumes]\nstate_dir = {}\n", quoted(VOLUMES)));
+    if has_volumes(input) {
+        let rows = [
+            ("state_dir", VOLUMES),
+            ("driver", &format!("{BIN}/wharf-flex")),
+            ("kubelet_root", kubelet::DATA),
+            ("plugin_dir", VOLUME_PLUGINS),
+        ];
+        text.push_str("[volumes]\n");
+        text.extend(rows.map(|(key, value)| format!("{key} = {}\n", quoted(value))));
     }
     text
+}
+
+/// Whoever builds only the one program has no volumes.
+pub fn has_volumes(input: &DocumentInput<'_>) -> bool {
+    HELPERS.iter().all(|helper| input.bundle.contains_key(*helper))
 }
 
 /// The text of the network file, whoever writes it.
