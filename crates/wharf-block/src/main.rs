@@ -1,24 +1,29 @@
 //! The block server and the processes of the proxy as a program of their own.
 
 use std::{
-    io::Write,
+    io::{Write, stdin},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use wharf_block::{
     nbd::server::Server,
-    proxy::{self, Role},
+    proxy::{self, Program, Role},
 };
 
 const USAGE: &str = "usage: wharf-block serve DIRECTORY ADDRESS:PORT
-       wharf-block launch|hold|work RUN_DIRECTORY (used by the agent)";
+       wharf-block start RUN_DIRECTORY (reads the options as JSON from the first line of its input,
+                   says where the disk is, and ends when its input does)
+       wharf-block stop RUN_DIRECTORY
+       wharf-block launch|hold|work RUN_DIRECTORY (the processes of a proxy)";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["serve", directory, address] => serve(Path::new(directory), address),
+        ["start", run_dir] => start(Path::new(run_dir)),
+        ["stop", run_dir] => outcome(proxy::stop(Path::new(run_dir))),
         [role, run_dir] => match Role::parse(role) {
             Some(role) => proxy::run(role, &PathBuf::from(run_dir)),
             None => usage(),
@@ -35,16 +40,41 @@ fn usage() -> ExitCode {
 fn serve(directory: &Path, address: &str) -> ExitCode {
     let server = match Server::bind(address, directory) {
         Ok(server) => server,
-        Err(error) => {
-            eprintln!("error: {error}");
-            let source = std::error::Error::source(&error);
-            source.into_iter().for_each(|source| eprintln!("  because: {source}"));
-            return ExitCode::FAILURE;
-        }
+        Err(error) => return outcome(Err(error)),
     };
     if let Ok(address) = server.address() {
-        // Whoever reads it wants to know the port; whoever does not has closed the pipe.
-        let _unread = writeln!(std::io::stdout(), "listening on {address}");
+        say(&format!("listening on {address}"));
     }
     server.run()
+}
+
+fn start(run_dir: &Path) -> ExitCode {
+    let mut line = String::new();
+    let options = stdin().read_line(&mut line).and_then(|_| Ok(serde_json::from_str(&line)?));
+    let program = std::env::current_exe().map(|path| Program { path, arguments: Vec::new() });
+    let started = match (options, program) {
+        (Ok(options), Ok(program)) => proxy::start(&program, run_dir, &options),
+        (Err(error), _) | (_, Err(error)) => return outcome(Err(error)),
+    };
+    match started {
+        Ok(started) => say(&started.disk.display().to_string()),
+        Err(error) => return outcome(Err(error)),
+    }
+    outcome(std::io::copy(&mut stdin(), &mut std::io::sink()).map(|_| ()))
+}
+
+/// Whoever does not read it has closed the pipe.
+fn say(line: &str) {
+    let _unread = writeln!(std::io::stdout(), "{line}");
+}
+
+fn outcome<E: std::error::Error>(outcome: Result<(), E>) -> ExitCode {
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    eprintln!("error: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        eprintln!("  because: {error}");
+        cause = error.source();
+    }
+    ExitCode::FAILURE
 }

@@ -44,7 +44,7 @@ use crate::{fuse::DISK_NAME, nbd::ImageName};
 pub use process::Process;
 pub use state::{Health, Observed};
 
-/// From the start of the processes to the first answer of the server.
+/// From the start of the processes to the first answer of the server, or the bound if that is shorter.
 const START_WITHIN: Duration = Duration::from_secs(20);
 /// From the unmount to the end of the processes; longer, and they are killed.
 const END_WITHIN: Duration = Duration::from_secs(3);
@@ -199,13 +199,13 @@ pub fn start(program: &Program, run_dir: &Path, options: &Options) -> Result<Sta
         if &observed.options != options {
             return Err(Error::Different(place.name()));
         }
-        return wait_until_serving(&place).map(|()| started);
+        return wait_until_serving(&place, options).map(|()| started);
     }
     clear(&place)?;
     state::write(&place.file(OPTIONS), options).map_err(Error::io("writing the options"))?;
     fs::create_dir_all(place.mount_point()).map_err(Error::io("making the mount point"))?;
     launch(program, &run_dir)?;
-    match wait_until_serving(&place) {
+    match wait_until_serving(&place, options) {
         Ok(()) => Ok(started),
         Err(error) => {
             // What failed to start must not stay half started; the first error says why.
@@ -232,8 +232,8 @@ fn launch(program: &Program, run_dir: &Path) -> Result<(), Error> {
     }
 }
 
-fn wait_until_serving(place: &Place) -> Result<(), Error> {
-    let deadline = Instant::now() + START_WITHIN;
+fn wait_until_serving(place: &Place, options: &Options) -> Result<(), Error> {
+    let deadline = Instant::now() + START_WITHIN.min(options.dead_after);
     loop {
         let health = look(place)?.and_then(|observed| observed.health);
         let reason = match health {

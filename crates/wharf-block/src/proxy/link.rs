@@ -342,3 +342,60 @@ impl Disk for Link<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::ImageName;
+
+    fn shared(dir: &tempfile::TempDir, known: Option<Known>) -> Shared {
+        let options = Options {
+            address: "127.0.0.1:1".to_owned(),
+            image: ImageName::new("one").unwrap(),
+            generation: 1,
+            read_only: false,
+            dead_after: Duration::from_secs(1),
+            threads: 1,
+        };
+        Shared::new(&Place::new(dir.path()), options, "session".to_owned(), known).unwrap()
+    }
+
+    #[test]
+    fn a_server_that_has_lost_unflushed_writes_is_never_used_again() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let shared = shared(&dir, None);
+        assert!(shared.check_boot("first"));
+        assert!(shared.check_boot("second"), "nothing was written");
+        shared.unflushed.store(true, Ordering::Release);
+        assert!(shared.check_boot("second"));
+        assert!(!shared.check_boot("third"));
+        shared.works();
+        assert!(!shared.admits());
+        assert!(matches!(shared.told.get(), Health::Dead { for_good: true, .. }));
+    }
+
+    #[test]
+    fn a_worker_trusts_nothing_that_the_one_before_may_have_written() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let known = Known { size: 4096, boot: Some("first".to_owned()) };
+        assert!(!shared(&dir, Some(known.clone())).check_boot("second"));
+        assert!(shared(&dir, Some(known)).check_boot("first"));
+    }
+
+    #[test]
+    fn who_is_fenced_stays_so_and_who_is_dead_may_come_back() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let shared = shared(&dir, None);
+        assert!(shared.admits());
+        shared.works();
+        shared.dead(&Error::Protocol("test"));
+        assert!(!shared.admits());
+        shared.lost(&Error::Protocol("test"));
+        assert!(!shared.admits(), "a lost connection is no news to the dead");
+        shared.works();
+        assert!(shared.admits());
+        shared.fenced(&Error::Protocol("test"));
+        shared.works();
+        assert!(!shared.admits());
+    }
+}

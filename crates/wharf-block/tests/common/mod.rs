@@ -3,15 +3,25 @@
 
 use std::{
     fs::{File, OpenOptions},
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::{
+    mount::{MountFlags, UnmountFlags},
+    process::{Pid, Signal, kill_process},
+};
 use tempfile::TempDir;
-use wharf_block::loops::{self, Device, Options};
+use wharf_block::{
+    loops::{self, Device, Options},
+    nbd::{
+        Export, ImageName,
+        client::{Connection, Control, Error, Identity},
+    },
+};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -90,5 +100,82 @@ pub fn wait_for(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(Instant::now() < deadline, "{what} did not come within {within:?}");
         thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A block server in a process of its own, ended with this value.
+pub struct BlockServer {
+    pub dir: TempDir,
+    pub address: String,
+    process: Option<Child>,
+}
+
+impl BlockServer {
+    pub fn start() -> Self {
+        let mut server =
+            Self { dir: TempDir::new().unwrap(), address: "127.0.0.1:0".to_owned(), process: None };
+        server.run();
+        server
+    }
+
+    /// Starts it where it was before.
+    pub fn run(&mut self) {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_wharf-block"))
+            .arg("serve")
+            .args([self.dir.path().as_os_str(), self.address.as_ref()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        self.process = Some(child);
+        self.address = line.trim().strip_prefix("listening on ").unwrap().to_owned();
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let process = Pid::from_child(self.process.as_ref().unwrap());
+        kill_process(process, signal).unwrap();
+    }
+
+    pub fn control(&self) -> Control {
+        Control::connect(&self.address, Duration::from_secs(20)).unwrap()
+    }
+
+    pub fn create(&self, image: &str, size: u64) -> ImageName {
+        let image = ImageName::new(image).unwrap();
+        self.control().create(&image, size).unwrap();
+        image
+    }
+
+    pub fn open(
+        &self,
+        image: &ImageName,
+        generation: u64,
+        session: &str,
+    ) -> Result<Connection, Error> {
+        let identity = Identity { session: session.to_owned(), slot: 0, read_only: false };
+        let export = Export { image: image.clone(), generation };
+        Connection::open(&self.address, &export, &identity, Duration::from_secs(20))
+    }
+
+    /// The image as it lies in the server's directory.
+    pub fn image_file(&self, image: &ImageName) -> PathBuf {
+        self.dir.path().join(format!("{image}.img"))
+    }
+}
+
+impl Drop for BlockServer {
+    fn drop(&mut self) {
+        if self.process.is_some() {
+            self.signal(Signal::CONT);
+        }
+        self.kill();
     }
 }
