@@ -1,9 +1,9 @@
 //! Volumes on this node: what kubelet asks for is attached, mounted, and taken away again.
 //!
-//! Flow: the driver that kubelet runs sends a call over the [`socket`]; [`work`] looks at the kernel
-//! and the API server and does one step after the other as `wharf_core::volume` decides, each
-//! noted in the [`journals`] before it is done; [`claim`] asks for the volume; [`storage`] is what the
-//! bytes are on. [`tenure`] keeps the agent's lease, and a process of its own ([`guard`]) cuts
+//! Flow: the driver that kubelet runs sends a call over the [`socket`], or kubelet itself calls [`csi`];
+//! [`work`] looks at the kernel and the API server and does one step after the other as
+//! `wharf_core::volume` decides, each noted in the [`journals`] before it is done; [`claim`] asks for
+//! the volume; [`storage`] is what the bytes are on. [`tenure`] keeps the agent's lease, and a process of its own ([`guard`]) cuts
 //! self-fencing volumes off when it ends, whatever has become of the agent. [`tidy`] undoes what was
 //! left half done, at the start and regularly.
 //!
@@ -13,6 +13,7 @@
 
 mod claim;
 mod cleanup;
+pub mod csi;
 mod driver;
 mod elected;
 mod guard;
@@ -86,6 +87,8 @@ pub fn start(tasks: &mut Tasks, config: &Config, kube: &Kube) {
     });
     let of = shared.clone();
     tasks.start("volumes", move |context, reporter| socket::run(context, reporter, of.clone()));
+    let of = shared.clone();
+    tasks.start("volumes-csi", move |context, reporter| csi::run(context, reporter, of.clone()));
     let of = shared.clone();
     tasks.start("volumes-elected", move |context, reporter| {
         elected::run(context, reporter, of.clone())

@@ -23,6 +23,7 @@ pub mod fence;
 pub mod garbage;
 pub mod journal;
 pub mod lease;
+pub mod options;
 pub mod provision;
 mod push_out;
 pub mod record;

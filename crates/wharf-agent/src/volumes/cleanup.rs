@@ -65,7 +65,7 @@ impl Volumes {
             }
         }
         let seen = Seen::look(self, api, &journal).await?;
-        Err(VolumeError::Refused(progress(&seen.facts(&journal)).to_string()))
+        Err(VolumeError::Unclean(progress(&seen.facts(&journal)).to_string()))
     }
 
     async fn clean_up_step(

@@ -12,7 +12,10 @@ use rustix::{
     mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
-use wharf_core::volume::journal::Signature;
+use wharf_core::volume::{
+    journal::Signature,
+    options::{Flag, Options},
+};
 
 use crate::host::{
     mounts::{self, Mount},
@@ -54,6 +57,11 @@ pub type Result<T> = std::result::Result<T, KernelError>;
 pub fn mounts() -> Result<Vec<Mount>> {
     let all = mounts::all(&Root::machine());
     all.map_err(|source| KernelError::call("read the table of mounts", source))
+}
+
+/// Whether something is mounted at this very place.
+pub fn is_mounted(at: &Path) -> Result<bool> {
+    Ok(mounts()?.iter().any(|mount| mount.point == at))
 }
 
 /// Whether some container still has what is mounted there.
@@ -181,6 +189,35 @@ pub fn size(device: &Path) -> Result<u64> {
     size.map_err(|source| KernelError::call(format!("measure {}", device.display()), source))
 }
 
+/// How much a file system has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    pub bytes: Count,
+    pub inodes: Count,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Count {
+    pub total: u64,
+    pub used: u64,
+    /// For others than root.
+    pub available: u64,
+}
+
+pub fn room(at: &Path) -> Result<Room> {
+    let seen = rustix::fs::statvfs(at)
+        .map_err(|error| KernelError::call(format!("ask about {}", at.display()), error))?;
+    let count = |total: u64, free: u64, available: u64, unit: u64| Count {
+        total: total.saturating_mul(unit),
+        used: total.saturating_sub(free).saturating_mul(unit),
+        available: available.saturating_mul(unit),
+    };
+    Ok(Room {
+        bytes: count(seen.f_blocks, seen.f_bfree, seen.f_bavail, seen.f_frsize),
+        inodes: count(seen.f_files, seen.f_ffree, seen.f_favail, 1),
+    })
+}
+
 /// Lets the file system have all of a device that has grown.
 pub fn grow(device: &Path, staged: &Path, fs_type: &str) -> Result<()> {
     match or_default(fs_type) {
@@ -208,20 +245,20 @@ pub fn stage(
     at: &Path,
     fs_type: &str,
     read_only: bool,
-    options: &str,
+    options: &Options,
 ) -> Result<()> {
     let what = || format!("mount {} at {}", device.display(), at.display());
     fs::create_dir_all(at).map_err(|source| KernelError::call(what(), source))?;
     let fs_type = or_default(fs_type);
-    let flags = if read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let flags = flags(read_only, options);
     let try_with = |options: &str| {
         let data = std::ffi::CString::new(options).unwrap_or_default();
         mount(device, at, fs_type, flags, Some(data.as_c_str()))
     };
-    let mounted = match try_with(options) {
+    let mounted = match try_with(&options.data) {
         Err(_) if read_only => {
             let without = if fs_type == "xfs" { "norecovery" } else { "noload" };
-            let joined = [options, without].into_iter().filter(|one| !one.is_empty());
+            let joined = [options.data.as_str(), without].into_iter().filter(|one| !one.is_empty());
             try_with(&joined.collect::<Vec<_>>().join(","))
         }
         mounted => mounted,
@@ -229,15 +266,35 @@ pub fn stage(
     mounted.map_err(|error| KernelError::call(what(), error))
 }
 
-/// Shows a directory, or what is mounted there, at another place.
-pub fn bind(from: &Path, to: &Path, read_only: bool) -> Result<()> {
+fn flags(read_only: bool, options: &Options) -> MountFlags {
+    let own = if read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let of_options = options.flags.iter().map(|flag| match flag {
+        Flag::ReadOnly => MountFlags::RDONLY,
+        Flag::NoAccessTimes => MountFlags::NOATIME,
+        Flag::NoDirectoryAccessTimes => MountFlags::NODIRATIME,
+        Flag::RelativeAccessTimes => MountFlags::RELATIME,
+        Flag::StrictAccessTimes => MountFlags::STRICTATIME,
+        Flag::LazyTimes => MountFlags::LAZYTIME,
+        Flag::NoDevices => MountFlags::NODEV,
+        Flag::NoPrograms => MountFlags::NOEXEC,
+        Flag::NoSetUser => MountFlags::NOSUID,
+        Flag::Synchronous => MountFlags::SYNCHRONOUS,
+        Flag::SynchronousDirectories => MountFlags::DIRSYNC,
+    });
+    of_options.fold(own, MountFlags::union)
+}
+
+/// Shows a directory, or what is mounted there, at another place. The kernel copies no flags of a
+/// directory that is no mount, and forgets all when one is changed: they are set again.
+pub fn bind(from: &Path, to: &Path, read_only: bool, options: &Options) -> Result<()> {
     let what = || format!("bind {} to {}", from.display(), to.display());
     fs::create_dir_all(to).map_err(|source| KernelError::call(what(), source))?;
     mount_bind(from, to).map_err(|error| KernelError::call(what(), error))?;
-    if !read_only {
+    let flags = flags(read_only, options);
+    if flags.is_empty() {
         return Ok(());
     }
-    let again = mount_remount(to, MountFlags::BIND | MountFlags::RDONLY, "");
+    let again = mount_remount(to, MountFlags::BIND | flags, "");
     again.map_err(|error| {
         // A directory that can be written to is not what was asked for.
         let _ = unmount(to, UnmountFlags::DETACH);

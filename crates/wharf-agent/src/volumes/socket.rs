@@ -54,7 +54,7 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
     loop {
         let dir = volumes.places.plugin_dir().join(DRIVER_DIR);
         fs::create_dir_all(&dir)?;
-        let listener = listen(&dir)?;
+        let listener = listen(&dir, SOCKET)?;
         info!(dir = %dir.display(), "listening for calls of the volume driver");
         loop {
             match driver::ensure(&volumes.places, &dir) {
@@ -96,16 +96,16 @@ async fn accept(
 }
 
 /// Listens in a directory whose path may be longer than the kernel takes for a socket.
-fn listen(dir: &Path) -> io::Result<UnixListener> {
+pub fn listen(dir: &Path, name: &str) -> io::Result<UnixListener> {
     let opened = fs::File::open(dir)?;
-    let short = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", opened.as_raw_fd()));
-    match fs::remove_file(dir.join(SOCKET)) {
+    let short = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
+    match fs::remove_file(dir.join(name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
     let listener = UnixListener::bind(&short)?;
     // Whoever connected before this is known by his credentials.
-    fs::set_permissions(dir.join(SOCKET), fs::Permissions::from_mode(0o600))?;
+    fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 

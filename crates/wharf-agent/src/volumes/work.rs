@@ -13,11 +13,12 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 use wharf_core::{
     volume::{
-        attach::Decision,
+        attach::{Decision, Refusal},
         journal::{
             Action, DeviceStage, Fault, Found, Journal, Next, PodUse, Purpose, Seen, Signature,
             Wait, decide_next,
         },
+        options::{BadOption, Options},
         record::{EntryKey, Record},
         request::{BadRequest, Request, parse_mount_dir},
     },
@@ -52,7 +53,14 @@ pub enum VolumeError {
     #[error("{why}")]
     Blocked { why: String, until: Option<Timestamp> },
     #[error("{0}")]
-    Refused(String),
+    Refused(Refusal),
+    /// What is left of a volume that is being cleaned up.
+    #[error("{0}")]
+    Unclean(String),
+    #[error("the pod has the volume at {0} already")]
+    Elsewhere(String),
+    #[error("{0}")]
+    Options(BadOption),
     #[error("{0}")]
     Fault(Fault),
     #[error("{0}")]
@@ -80,10 +88,12 @@ pub enum VolumeError {
 impl VolumeError {
     /// A decision that grants nothing.
     pub fn refused(decision: Decision) -> Self {
-        let why = decision.to_string();
         match decision {
-            Decision::Wait { wake_at, .. } => Self::Blocked { why, until: wake_at },
-            Decision::Refuse(_) | Decision::Granted(_) | Decision::Do(_) => Self::Refused(why),
+            Decision::Refuse(refusal) => Self::Refused(refusal),
+            Decision::Wait { wake_at, .. } => {
+                Self::Blocked { why: decision.to_string(), until: wake_at }
+            }
+            Decision::Granted(_) | Decision::Do(_) => Self::Contested,
         }
     }
 }
@@ -160,6 +170,9 @@ impl Volumes {
             Some(journal) => journal,
             None => self.new_journal(request, &gathered)?,
         };
+        if let Some(other) = journal.other_dir(&request.mount_dir, &request.pod.uid) {
+            return Err(VolumeError::Elsewhere(other.to_owned()));
+        }
         let mut job = Job::new(self, journal, Some(api))?;
         job.facts = Some(Facts {
             record: gathered.record.clone(),
@@ -208,22 +221,33 @@ impl Volumes {
     /// Makes the device and the file system of a volume that is mounted here as large as this, if they
     /// are smaller. Says whether anything was done.
     pub async fn grow(&self, volume: &str, bytes: u64) -> Result<bool> {
+        let grown = self.grow_if(volume, move |size| size < bytes).await?;
+        Ok(grown.is_some())
+    }
+
+    /// The same if the device of this size is to grow. Says its size then; `None` where nothing can be
+    /// done: it is not mounted, only read, or a directory.
+    pub async fn grow_if(
+        &self,
+        volume: &str,
+        is_due: impl FnOnce(u64) -> bool + Send + 'static,
+    ) -> Result<Option<u64>> {
         let lock = self.lock(volume);
         let _held = lock.lock().await;
-        let Some(journal) = self.load(volume)? else { return Ok(false) };
+        let Some(journal) = self.load(volume)? else { return Ok(None) };
         let storage = self.storage(&journal)?;
         let used = use_of(&journal, &self.boot_id, &self.places);
         let grow = move || {
             let staged = kernel::mounts()?.iter().any(|mount| mount.point == used.staging);
             let Some(device) = storage.find(&used)?.filter(|it| staged && it.is_block) else {
-                return Ok(false);
+                return Ok(None);
             };
-            if used.read_only || kernel::size(&device.path)? >= bytes {
-                return Ok(false);
+            if used.read_only || !is_due(kernel::size(&device.path)?) {
+                return Ok(None);
             }
             storage.refresh(&used, &device)?;
             kernel::grow(&device.path, &used.staging, &journal.fs_type)?;
-            Ok(true)
+            Ok(Some(kernel::size(&device.path)?))
         };
         self.blocking(volume, "grow the volume", grow).await
     }
@@ -236,8 +260,7 @@ impl Volumes {
     fn new_journal(&self, request: &Request, facts: &Gathered) -> Result<Journal> {
         let cluster = request.storage_cluster.clone();
         let Some(found) = &facts.cluster else {
-            let refusal = wharf_core::volume::attach::Refusal::NoCluster { cluster };
-            return Err(VolumeError::Refused(refusal.to_string()));
+            return Err(VolumeError::Refused(Refusal::NoCluster { cluster }));
         };
         Ok(Journal {
             volume: request.volume.clone(),
@@ -246,6 +269,7 @@ impl Volumes {
             backend: found.backend,
             parameters: found.parameters.clone(),
             fs_type: request.fs_type.clone(),
+            mount_options: request.mount_options.clone(),
             boot_id: self.boot_id.clone(),
             device: DeviceStage::Absent,
             cut: false,
@@ -479,7 +503,7 @@ impl<'a> Job<'a> {
             storage: self.storage.clone(),
             device: self.device.clone(),
             fs_type: self.journal.fs_type.clone(),
-            options: self.journal.parameters.get("mountOptions").cloned().unwrap_or_default(),
+            options: mount_options(&self.journal),
             read_only_dirs: read_only_dirs(&self.journal.pods),
             is_cut: self.journal.cut,
         };
@@ -559,6 +583,12 @@ fn purpose(goal: &Goal) -> Purpose<'_> {
     }
 }
 
+/// Those of the storage cluster, and those of the PV after them.
+fn mount_options(journal: &Journal) -> String {
+    let of_cluster = journal.parameters.get("mountOptions").map_or("", String::as_str);
+    format!("{of_cluster},{}", journal.mount_options)
+}
+
 fn read_only_dirs(pods: &[PodUse]) -> BTreeSet<String> {
     let only_reads = |pod: &&PodUse| pod.entry.as_ref().is_some_and(|entry| entry.read_only);
     pods.iter().filter(only_reads).map(|pod| pod.mount_dir.clone()).collect()
@@ -585,7 +615,8 @@ impl Step {
             (Action::Format, Some(device)) => kernel::format(&device.path, &self.fs_type)?,
             (Action::Stage, Some(device)) => self.stage(device)?,
             (Action::Bind { dir }, _) => {
-                kernel::bind(staging, Path::new(dir), self.read_only_dirs.contains(dir))?;
+                let read_only = self.read_only_dirs.contains(dir);
+                kernel::bind(staging, Path::new(dir), read_only, &self.options()?)?;
             }
             (Action::Unbind { dir }, _) => kernel::unmount_all(Path::new(dir), self.is_cut)?,
             (Action::Cut, device) => self.storage.cut(&self.used, device.as_ref())?,
@@ -606,12 +637,18 @@ impl Step {
         Ok(())
     }
 
+    /// Bad ones keep nobody from unmounting.
+    fn options(&self) -> Result<Options> {
+        Options::parse(&self.options).map_err(VolumeError::Options)
+    }
+
     fn stage(&self, device: &Device) -> Result<()> {
         let Use { staging, read_only, .. } = &self.used;
+        let options = self.options()?;
         if !device.is_block {
-            return Ok(kernel::bind(&device.path, staging, *read_only)?);
+            return Ok(kernel::bind(&device.path, staging, *read_only, &options)?);
         }
-        Ok(kernel::stage(&device.path, staging, &self.fs_type, *read_only, &self.options)?)
+        Ok(kernel::stage(&device.path, staging, &self.fs_type, *read_only, &options)?)
     }
 }
 

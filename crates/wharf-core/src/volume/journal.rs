@@ -39,6 +39,9 @@ pub struct Journal {
     /// The storage cluster's, as they were.
     pub parameters: BTreeMap<String, String>,
     pub fs_type: String,
+    /// Of the PV, as its first pod here came with them.
+    #[serde(default)]
+    pub mount_options: String,
     /// The boot in which this was written; after another, nothing of it is there any more.
     pub boot_id: String,
     pub device: DeviceStage,
@@ -235,6 +238,13 @@ impl Journal {
                 entry: None,
             });
         }
+    }
+
+    /// Where else this pod has the volume. An entry of the record is of one pod: two directories would
+    /// take it from each other.
+    pub fn other_dir(&self, mount_dir: &str, pod_uid: &str) -> Option<&str> {
+        let is_other = |pod: &&PodUse| pod.pod_uid == pod_uid && pod.mount_dir != mount_dir;
+        self.pods.iter().find(is_other).map(|pod| pod.mount_dir.as_str())
     }
 
     /// Notes a grant. Claims are of the present boot.

@@ -1,8 +1,13 @@
 //! What kubelet asks for, checked before anything is looked up.
 
+mod csi;
+
 use std::{collections::BTreeMap, fmt};
 
+use super::{options::BadOption, provision::FrontEnd};
 use crate::{drain::PodRef, words::nearest};
+
+pub use csi::{Publish, Usage, parse_csi_dir, parse_handle, parse_publish};
 
 /// A mount that kubelet asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -14,6 +19,8 @@ pub struct Request {
     pub read_only: bool,
     /// Empty: as the storage class says.
     pub fs_type: String,
+    /// With commas, see [`Options`](super::options::Options).
+    pub mount_options: String,
     pub fs_group: Option<u32>,
     pub storage_cluster: String,
     pub image: String,
@@ -22,6 +29,7 @@ pub struct Request {
 /// A pod's directory for one volume, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountDir {
+    pub front_end: FrontEnd,
     pub pod_uid: String,
     pub volume: String,
 }
@@ -49,6 +57,18 @@ pub enum BadRequest {
         by_options: String,
         by_dir: String,
     },
+    /// A CSI call lacks something that it must have.
+    Field(&'static str),
+    Handle(String),
+    /// Of the PV.
+    Attribute(String),
+    /// A device without a file system is asked for.
+    Block,
+    /// A CSI call does not say for which pod it is.
+    NoPodInfo {
+        key: String,
+    },
+    Option(BadOption),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +77,7 @@ pub enum DirFault {
     NotAbsolute,
     /// Empty, `.` or `..` between two slashes, or a slash at the end.
     NotPlain,
-    /// Not `<root>/pods/<uid>/volumes/<driver>/<volume>`.
+    /// Not `<root>/pods/<uid>/volumes/<driver>/<volume>`, nor what CSI has for it.
     Elsewhere,
 }
 
@@ -69,6 +89,8 @@ pub const FLEX_DRIVER: &str = "wharf.dev/volume";
 pub const CSI_DRIVER: &str = "volume.wharf.dev";
 /// The directory that kubelet makes for our Flexvolume driver.
 pub const DRIVER_DIR: &str = "wharf.dev~volume";
+/// The one that it makes for all CSI drivers.
+const CSI_DIR: &str = "kubernetes.io~csi";
 /// The options that a PV of ours may carry.
 const OPTIONS: [&str; 2] = ["storageCluster", "image"];
 /// What kubelet adds. Later versions add more, which is passed over.
@@ -89,12 +111,20 @@ pub fn parse_mount_dir(root: &str, dir: &str) -> Result<MountDir, DirFault> {
     let root = root.trim_end_matches('/');
     let inside = dir.strip_prefix(root).and_then(|rest| rest.strip_prefix("/pods/"));
     let parts: Vec<&str> = inside.unwrap_or_default().split('/').collect();
-    match parts.as_slice() {
-        [pod_uid, "volumes", DRIVER_DIR, volume] => {
-            Ok(MountDir { pod_uid: (*pod_uid).to_owned(), volume: (*volume).to_owned() })
-        }
-        _ => Err(DirFault::Elsewhere),
-    }
+    let (front_end, pod_uid, volume) = match parts.as_slice() {
+        [pod_uid, "volumes", DRIVER_DIR, volume] => (FrontEnd::Flex, pod_uid, volume),
+        // kubelet calls the last one `mount`; the protocol leaves the name to the caller.
+        [pod_uid, "volumes", CSI_DIR, volume, _] => (FrontEnd::Csi, pod_uid, volume),
+        _ => return Err(DirFault::Elsewhere),
+    };
+    Ok(MountDir { front_end, pod_uid: (*pod_uid).to_owned(), volume: (*volume).to_owned() })
+}
+
+/// The same for a call of which it is known where it comes from.
+fn parse_dir_of(front_end: FrontEnd, root: &str, dir: &str) -> Result<MountDir, BadRequest> {
+    let bad = |fault| BadRequest::MountDir { dir: dir.chars().take(200).collect(), fault };
+    let place = parse_mount_dir(root, dir).map_err(bad)?;
+    if place.front_end == front_end { Ok(place) } else { Err(bad(DirFault::Elsewhere)) }
 }
 
 /// Reads a mount call of the Flexvolume protocol.
@@ -103,8 +133,7 @@ pub fn parse_mount(
     dir: &str,
     options: &BTreeMap<String, String>,
 ) -> Result<Request, BadRequest> {
-    let place = parse_mount_dir(root, dir)
-        .map_err(|fault| BadRequest::MountDir { dir: dir.chars().take(200).collect(), fault })?;
+    let place = parse_dir_of(FrontEnd::Flex, root, dir)?;
     check_options(options)?;
     let get = |keys: &[&str]| keys.iter().find_map(|key| options.get(*key)).cloned();
     let need = |keys: &[&'static str]| {
@@ -121,6 +150,8 @@ pub fn parse_mount(
         mount_dir: dir.to_owned(),
         read_only: read_only(&need(&["kubernetes.io/readwrite"])?)?,
         fs_type: get(&["kubernetes.io/fsType"]).unwrap_or_default(),
+        // kubelet has none for Flexvolume.
+        mount_options: String::new(),
         fs_group: get(&["kubernetes.io/mounterArgs.FsGroup", "kubernetes.io/fsGroup"])
             .filter(|group| !group.is_empty())
             .map(fs_group)
@@ -128,6 +159,12 @@ pub fn parse_mount(
         storage_cluster: need(&["storageCluster"])?,
         image: need(&["image"])?,
     };
+    same_as_dir(&request, &place)?;
+    Ok(request)
+}
+
+/// What the call says of volume and pod is what the directory says.
+fn same_as_dir(request: &Request, place: &MountDir) -> Result<(), BadRequest> {
     let differs = |what, by_options: &str, by_dir: &str| {
         let (by_options, by_dir) = (by_options.to_owned(), by_dir.to_owned());
         Err(BadRequest::Differs { what, by_options, by_dir })
@@ -138,7 +175,7 @@ pub fn parse_mount(
     if request.pod.uid != place.pod_uid {
         return differs("pod", &request.pod.uid, &place.pod_uid);
     }
-    Ok(request)
+    Ok(())
 }
 
 fn check_options(options: &BTreeMap<String, String>) -> Result<(), BadRequest> {
@@ -199,6 +236,21 @@ impl fmt::Display for BadRequest {
                 f,
                 "the {what} is {by_options} by the options and {by_dir} by the mount directory"
             ),
+            BadRequest::Field(name) => write!(f, "the call has no {name}"),
+            BadRequest::Handle(handle) => {
+                write!(f, "the volume handle {handle:?} is not STORAGE_CLUSTER/IMAGE")
+            }
+            BadRequest::Attribute(key) => {
+                write!(f, "the volume has an unknown attribute {key:?}; its handle says all")
+            }
+            BadRequest::Block => {
+                f.write_str("a volume without a file system (volumeMode: Block) is not supported")
+            }
+            BadRequest::NoPodInfo { key } => write!(
+                f,
+                "the call does not say {key}; the CSIDriver {CSI_DRIVER} needs podInfoOnMount: true"
+            ),
+            BadRequest::Option(bad) => bad.fmt(f),
         }
     }
 }
@@ -256,10 +308,29 @@ mod tests {
             ("/var/lib/kubelet/pods/u-1/volumes/other~volume/pvc-1", DirFault::Elsewhere),
             ("/var/lib/kubelet/pods/u-1/volumes/wharf.dev~volume/a/b", DirFault::Elsewhere),
             ("/var/lib/kubelet/pods/u-1/volumes", DirFault::Elsewhere),
+            ("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~csi/pvc-1", DirFault::Elsewhere),
+            ("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~csi/pvc-1/a/b", DirFault::Elsewhere),
+            ("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~csi/pvc-1/..", DirFault::NotPlain),
             (long.as_str(), DirFault::TooLong),
         ] {
             assert_eq!(parse_mount_dir(ROOT, dir), Err(fault), "{dir}");
         }
+    }
+
+    #[test]
+    fn a_directory_says_pod_volume_and_front_end() {
+        for (dir, front_end) in [
+            ("/var/lib/kubelet/pods/u-1/volumes/wharf.dev~volume/pvc-1", FrontEnd::Flex),
+            ("/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~csi/pvc-1/mount", FrontEnd::Csi),
+        ] {
+            let (pod_uid, volume) = ("u-1".to_owned(), "pvc-1".to_owned());
+            let expected = MountDir { front_end, pod_uid, volume };
+            assert_eq!(parse_mount_dir(ROOT, dir), Ok(expected), "{dir}");
+        }
+        let csi = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~csi/pvc-1/mount";
+        let refused = parse_mount(ROOT, csi, &options()).unwrap_err();
+        let (dir, fault) = (csi.to_owned(), DirFault::Elsewhere);
+        assert_eq!(refused, BadRequest::MountDir { dir, fault });
     }
 
     #[test]

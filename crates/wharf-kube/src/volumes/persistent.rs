@@ -10,7 +10,7 @@ use wharf_core::volume::{
     attach::{AccessMode, VolumeFacts},
     provision::FrontEnd,
     record::Generation,
-    request::{CSI_DRIVER, FLEX_DRIVER},
+    request::{CSI_DRIVER, FLEX_DRIVER, parse_handle},
 };
 
 use super::Written;
@@ -218,9 +218,8 @@ fn flex_place(mut flex: Flex) -> Option<Place> {
     (flex.driver == FLEX_DRIVER).then_some((cluster, image, flex.fs_type))
 }
 
-/// The handle is `storage cluster/image`.
 fn csi_place(csi: Csi) -> Option<Place> {
-    let (cluster, image) = csi.volume_handle.split_once('/')?;
+    let (cluster, image) = parse_handle(&csi.volume_handle)?;
     let place = (cluster.to_owned(), image.to_owned(), csi.fs_type);
     (csi.driver == CSI_DRIVER).then_some(place)
 }

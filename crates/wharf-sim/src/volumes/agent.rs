@@ -156,6 +156,7 @@ fn new_journal(volume: usize, machine: &Machine, shared: &Shared) -> Journal {
         backend: shared.images[volume].backend,
         parameters: BTreeMap::new(),
         fs_type: String::new(),
+        mount_options: String::new(),
         boot_id: machine.boot_id(),
         device: wharf_core::volume::journal::DeviceStage::Absent,
         cut: false,

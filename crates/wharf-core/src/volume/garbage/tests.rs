@@ -89,6 +89,7 @@ fn an_entry_of_this_boot_that_nothing_here_knows_is_a_stray() {
         backend: Backend::Dir,
         parameters: BTreeMap::new(),
         fs_type: String::new(),
+        mount_options: String::new(),
         boot_id: "b-1".to_owned(),
         device: DeviceStage::Absent,
         cut: false,

@@ -132,6 +132,7 @@ impl World {
             backend: Backend::Loopfile,
             parameters: BTreeMap::new(),
             fs_type: "ext4".to_owned(),
+            mount_options: String::new(),
             boot_id: self.own().boot_id,
             device: DeviceStage::Absent,
             cut: false,
