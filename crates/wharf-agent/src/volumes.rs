@@ -47,7 +47,7 @@ use crate::{config::Config, kube::Kube, tasks::Tasks};
 pub use guard::run as guard;
 use journals::Journals;
 pub use places::Places;
-pub(crate) use storage::boot_prefix;
+pub(crate) use storage::agent_of;
 
 /// What the tasks of this folder share.
 pub struct Volumes {
@@ -72,7 +72,8 @@ pub struct Volumes {
 /// Starts what volumes need, where they are wanted.
 pub fn start(tasks: &mut Tasks, config: &Config, kube: &Kube) {
     let Some(state_dir) = config.volumes.state_dir.clone() else { return };
-    let (held, tenure) = watch::channel(None);
+    // Before anything is looked at: an agent that does not know its tenure would cut its volumes off.
+    let (held, tenure) = watch::channel(tenure::resumed(&state_dir));
     let shared = Shared {
         places: Places::new(state_dir, &config.volumes),
         policy: config.volumes.policy(),

@@ -20,7 +20,7 @@ use wharf_core::volume::{
 
 use super::{Places, journals::is_name, kernel::KernelError};
 pub use devices::{Hints, listed};
-pub use tag::{Tag, boot_prefix};
+pub use tag::{Tag, agent_of};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
@@ -77,13 +77,15 @@ pub struct Use {
     pub generation: Generation,
     pub read_only: bool,
     pub boot_id: String,
+    /// Whose devices are ours, see [`agent_of`].
+    pub agent: String,
     /// Where the file system is mounted, if it is.
     pub staging: PathBuf,
 }
 
 impl Use {
     fn tag(&self) -> Tag {
-        Tag::new(&self.boot_id, &self.volume, self.generation)
+        Tag::new(&self.agent, &self.volume, self.generation)
     }
 }
 

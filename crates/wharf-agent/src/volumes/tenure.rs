@@ -22,7 +22,7 @@ use wharf_kube::{
     volumes::{AgentLease, Written},
 };
 
-use super::{Shared, Volumes, guard, since_boot};
+use super::{Shared, Volumes, boot_id, guard, since_boot};
 use crate::{
     device,
     health::Reporter,
@@ -60,6 +60,14 @@ impl Kept {
 
 fn path(state_dir: &Path) -> std::path::PathBuf {
     state_dir.join("tenure.json")
+}
+
+/// The tenure of an agent that was started anew in the same boot. It goes on as if nothing had happened,
+/// if it has not ended meanwhile: nobody else writes this lease.
+pub fn resumed(state_dir: &Path) -> Option<Tenure> {
+    let kept = Kept::load(state_dir).ok().flatten()?;
+    let renewed = SinceBoot(Duration::from_millis(kept.renewed));
+    (kept.boot_id == boot_id().ok()?).then_some(Tenure { number: kept.number, renewed })
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -124,7 +132,6 @@ impl Keeper {
             let api = self.volumes.cluster().ok_or(LeaseError::NoWay)?;
             let asked = timeout(CALL, api.agent_lease(&self.volumes.node)).await;
             let lease = asked.map_err(|_| LeaseError::Late)??;
-            self.resume(lease.as_ref());
             self.lease = Some(lease);
         }
         let tenure = *self.held.borrow();
@@ -139,15 +146,6 @@ impl Keeper {
         };
         self.renew(number).await?;
         Ok(terms.renew_every)
-    }
-
-    /// After a start the tenure goes on, if it is of this boot and has not ended.
-    fn resume(&self, lease: Option<&AgentLease>) {
-        let is_same = lease.is_some_and(|lease| lease.tenure == self.kept.number);
-        if self.held.borrow().is_none() && is_same && self.kept.boot_id == self.volumes.boot_id {
-            let renewed = SinceBoot(Duration::from_millis(self.kept.renewed));
-            self.held.send_replace(Some(Tenure { number: self.kept.number, renewed }));
-        }
     }
 
     /// A new tenure, after the old one has left nothing.

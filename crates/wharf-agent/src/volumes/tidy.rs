@@ -25,7 +25,7 @@ use wharf_kube::{
 
 use super::{
     Shared, Volumes, kernel,
-    storage::{Tag, listed},
+    storage::{Tag, agent_of, listed},
     work::VolumeError,
 };
 use crate::{
@@ -67,6 +67,11 @@ struct Round {
 }
 
 impl Round {
+    /// Whose devices are ours.
+    fn agent(&self) -> String {
+        agent_of(&self.volumes.boot_id, &self.volumes.places.state_dir)
+    }
+
     async fn turn(&mut self) {
         let names = match self.volumes.journals.names() {
             Ok(names) => names,
@@ -189,7 +194,7 @@ impl Round {
         let grants = journal.iter().flat_map(|journal| &journal.pods);
         let journal = grants.filter_map(|pod| pod.entry.as_ref()).map(|entry| entry.generation);
         let volume = entry.volume.clone();
-        let tag = Tag::new(&self.volumes.boot_id, &volume, Generation::default());
+        let tag = Tag::new(&self.agent(), &volume, Generation::default());
         let listed =
             self.volumes.blocking(&volume, "look for devices", move || Ok(listed(&tag).ok()));
         Ok(Left {
@@ -201,7 +206,7 @@ impl Round {
 
     /// A device that no journal knows: cut off, unmounted, taken away.
     async fn detach(&self, volume: &str, generation: Generation) -> Result<(), VolumeError> {
-        let tag = Tag::new(&self.volumes.boot_id, volume, generation);
+        let tag = Tag::new(&self.agent(), volume, generation);
         warn!(volume, %generation, "a device that nobody knows is taken away");
         let take_away = move || {
             let devices = listed(&tag)?;
@@ -229,7 +234,7 @@ impl Round {
             let lock = self.volumes.lock(&volume);
             let _held = lock.lock().await;
             let journal = self.volumes.load(&volume)?;
-            let tag = Tag::new(&self.volumes.boot_id, &volume, Generation::default());
+            let tag = Tag::new(&self.agent(), &volume, Generation::default());
             let listed =
                 self.volumes.blocking(&volume, "look for devices", move || Ok(listed(&tag).ok()));
             let device = listed.await?.map(|devices| !devices.is_empty());

@@ -30,7 +30,7 @@ use super::{
     Places, Volumes,
     claim::Gathered,
     kernel::{self, KernelError},
-    storage::{self, Device, Storage, StorageError, Use},
+    storage::{self, Device, Storage, StorageError, Use, agent_of},
 };
 
 /// For one step with the kernel or the storage. Making a file system may take the longest.
@@ -337,6 +337,7 @@ pub fn use_of(journal: &Journal, boot_id: &str, places: &Places) -> Use {
         generation: grants().map(|entry| entry.generation).max().unwrap_or_default(),
         read_only: grants().next().is_some() && grants().all(|entry| entry.read_only),
         boot_id: boot_id.to_owned(),
+        agent: agent_of(boot_id, &places.state_dir),
         staging: places.staging(&journal.volume),
     }
 }

@@ -97,7 +97,7 @@ pub fn nft_rules(namespace: &Namespace) -> String {
 pub struct Agent {
     dir: TempDir,
     process: Process,
-    command: Box<dyn Fn() -> Command>,
+    command: Box<dyn Fn() -> Command + Send + Sync>,
 }
 
 impl Agent {

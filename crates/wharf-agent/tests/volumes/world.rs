@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
+    thread,
     time::Duration,
 };
 
@@ -38,6 +39,9 @@ impl World {
     pub fn with(more: &str) -> Self {
         let server = ApiServer::start().unwrap();
         let dir = tempfile::tempdir().unwrap();
+        // Others who copy our mounts, as machines do that are started meanwhile, see their end too.
+        run("mount", &[Path::new("--bind"), dir.path(), dir.path()]);
+        run("mount", &[Path::new("--make-shared"), dir.path()]);
         let manifests = dir.path().join("volumes.yaml");
         fs::write(&manifests, render_volumes()).unwrap();
         let manifests = manifests.to_str().unwrap();
@@ -75,6 +79,10 @@ impl World {
 
     pub fn delete(&self, kind: &str, name: &str) {
         kubectl(&self.server, &["delete", kind, name, "--wait=false"], &Value::Null);
+        // Nobody here does what Kubernetes' own protection waits for.
+        let free =
+            ["patch", kind, name, "--type=merge", "-p", "{\"metadata\":{\"finalizers\":null}}"];
+        kubectl(&self.server, &free, &Value::Null);
     }
 
     pub fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
@@ -212,7 +220,8 @@ impl World {
     pub fn leftovers(&self) -> BTreeSet<String> {
         let here = self.dir.path().to_str().unwrap();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let mounts = mounts.lines().filter(|line| line.contains(here)).map(str::to_owned);
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+        let mounts = points.filter(|point| point.contains(here)).map(str::to_owned);
         let devices = self.devices();
         let journals = fs::read_dir(self.path("state/journals")).unwrap().flatten();
         let journals = journals.map(|entry| format!("{:?}", entry.file_name()));
@@ -224,6 +233,9 @@ impl Drop for World {
     /// Also when a test fails, nothing stays.
     fn drop(&mut self) {
         let here = self.dir.path().to_str().unwrap().to_owned();
+        if thread::panicking() {
+            eprintln!("{}", self.agent.process().output());
+        }
         let _ = self.agent.process().kill();
         // The guard is ours too.
         for process in fs::read_dir("/proc").unwrap().flatten() {
@@ -233,8 +245,8 @@ impl Drop for World {
             }
         }
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-        for point in points.filter(|point| point.contains(&here)) {
+        let points: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(4)).collect();
+        for point in points.into_iter().rev().filter(|point| point.contains(&here)) {
             let _ = Command::new("umount").args(["-l", point]).output();
         }
         for device in fs::read_dir("/sys/block").unwrap().flatten() {

@@ -203,6 +203,21 @@ impl Bed {
     }
 }
 
+impl Drop for Bed {
+    /// Devices of a machine that lost its power stay in the kernel that all machines share. They go with
+    /// their last user.
+    fn drop(&mut self) {
+        for image in std::fs::read_dir(self.shared()).into_iter().flatten().flatten() {
+            let found = Command::new("losetup").arg("-j").arg(image.path()).output();
+            let text = found.map(|output| output.stdout).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            for device in text.lines().filter_map(|line| line.split(':').next()) {
+                let _ = Command::new("losetup").args(["-d", device]).output();
+            }
+        }
+    }
+}
+
 /// What a host holds that a cluster might leave behind: files, units, links, tables, mounts.
 pub fn inventory(host: &Host) -> Vec<String> {
     const LOOK: &str = "

@@ -162,7 +162,7 @@ impl Trial<'_> {
 
     fn a_machine_that_is_cut_off_stops_writing_before_it_is_replaced(&self, node: &str) -> String {
         let host = self.bed.host(node);
-        let writes = ["sh", "-c", "pgrep -f 'echo \"$NODE' || true"];
+        let writes = ["sh", "-c", "pgrep -f '[d]ata/log' || true"];
         assert_ne!(host.run(&writes).unwrap(), "", "the writer runs there");
         self.bed.machines.isolate(host).unwrap();
         let lost = Instant::now();

@@ -1,11 +1,12 @@
 //! Loop devices of volumes, which outlive their mounts.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use wharf_block::loops::{self, Device, Observed};
+use wharf_core::install::components::agent;
 
 use super::super::root::Root;
-use crate::volumes::boot_prefix;
+use crate::volumes::agent_of;
 
 /// Those that an agent made since this machine was booted. A machine without a boot has none.
 pub(super) fn ours(root: &Root) -> Result<Vec<Device>, loops::Error> {
@@ -13,7 +14,7 @@ pub(super) fn ours(root: &Root) -> Result<Vec<Device>, loops::Error> {
     if boot.is_empty() {
         return Ok(Vec::new());
     }
-    let prefix = boot_prefix(boot.trim());
+    let prefix = format!("{}/", agent_of(boot.trim(), Path::new(agent::VOLUMES)));
     let known = |observed: Observed| match observed {
         Observed::Known { device, .. } => Some(device),
         Observed::Silent { .. } => None,

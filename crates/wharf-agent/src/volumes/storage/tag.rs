@@ -1,6 +1,8 @@
 //! The tag of a device: whose it is. A machine may have several agents (test machines share a kernel),
 //! and an agent several grants of a volume.
 
+use std::{os::unix::ffi::OsStrExt, path::Path};
+
 use sha2::{Digest, Sha256};
 use wharf_core::volume::record::Generation;
 
@@ -9,17 +11,18 @@ const LONGEST_NAME: usize = 40;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tag {
-    /// Boot and volume.
+    /// Agent and volume.
     prefix: String,
     pub generation: Generation,
 }
 
 impl Tag {
-    pub fn new(boot_id: &str, volume: &str, generation: Generation) -> Self {
-        Self { prefix: format!("{}{}@", boot_prefix(boot_id), short(volume)), generation }
+    /// `agent` is whose it is, see [`agent_of`].
+    pub fn new(agent: &str, volume: &str, generation: Generation) -> Self {
+        Self { prefix: format!("{agent}/{}@", short(volume)), generation }
     }
 
-    /// The grant in a tag of the same boot and volume.
+    /// The grant in a tag of the same agent and volume.
     pub fn generation_in(&self, tag: &str) -> Option<Generation> {
         tag.strip_prefix(&self.prefix)?.parse().ok().map(Generation)
     }
@@ -31,10 +34,12 @@ impl std::fmt::Display for Tag {
     }
 }
 
-/// How the tags of all devices of a boot begin.
-pub fn boot_prefix(boot_id: &str) -> String {
-    let boot: String = boot_id.chars().filter(|c| *c != '-').take(8).collect();
-    format!("{boot}/")
+/// Whose a device is: of an agent in one boot of its machine, known by where it keeps its state.
+pub fn agent_of(boot_id: &str, state_dir: &Path) -> String {
+    let mut sum = Sha256::new();
+    sum.update(boot_id.as_bytes());
+    sum.update(state_dir.as_os_str().as_bytes());
+    sum.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn short(volume: &str) -> String {
@@ -51,7 +56,7 @@ fn short(volume: &str) -> String {
 mod tests {
     use super::*;
 
-    const BOOT: &str = "0b1a2c3d-4e5f-6071-8293-a4b5c6d7e8f9";
+    const BOOT: &str = "0b1a2c3d";
 
     #[test]
     fn a_tag_is_of_one_boot_and_volume_and_fits() {
@@ -60,6 +65,8 @@ mod tests {
         assert_eq!(usual.generation_in(&usual.to_string()), Some(Generation(12)));
         let other = Tag::new(BOOT, "pvc-1", Generation(12));
         assert_eq!(other.generation_in(&usual.to_string()), None);
+        let boots = ["a", "b"].map(|boot| agent_of(boot, Path::new("/var/lib/x")));
+        assert!(boots[0] != boots[1] && boots[0].len() == 8);
         let long = ["x".repeat(253), format!("{}y", "x".repeat(252))];
         let [a, b] = long.map(|name| Tag::new(BOOT, &name, Generation(1)).to_string());
         assert!(a != b && a.len() <= 63 && b.len() <= 63, "{a} {b}");
