@@ -352,6 +352,8 @@ struct Job<'a> {
     facts: Option<Facts>,
     /// The API server did not answer in this job: it is not asked again.
     is_away: bool,
+    /// The record is another than when the job began.
+    is_changed: bool,
     device: Option<Device>,
 }
 
@@ -359,7 +361,8 @@ impl<'a> Job<'a> {
     fn new(volumes: &'a Volumes, journal: Journal, api: Option<Cluster>) -> Result<Self> {
         let storage = volumes.storage(&journal)?;
         let is_away = api.is_none();
-        Ok(Self { volumes, journal, storage, api, facts: None, is_away, device: None })
+        let (facts, device, is_changed) = (None, None, false);
+        Ok(Self { volumes, journal, storage, api, facts, is_away, is_changed, device })
     }
 
     async fn run(&mut self, goal: &Goal, mut gathered: Option<&mut Gathered>) -> Result<()> {
@@ -431,7 +434,9 @@ impl<'a> Job<'a> {
         let staged = is_mounted(&used.staging);
         let dirs = self.journal.pods.iter().map(|pod| pod.mount_dir.clone());
         let bound = dirs.filter(|dir| is_mounted(Path::new(dir))).collect();
-        let (device, hung) = match self.find(used, staged).await {
+        // What is on it matters to those who want to mount it; a device that was cut off is empty.
+        let is_asked = matches!(goal, Goal::Mount(_)) && !staged && !self.journal.cut;
+        let (device, hung) = match self.find(used, staged, is_asked).await {
             Ok(found) => (found, false),
             Err(VolumeError::Stuck(_) | VolumeError::Storage(StorageError::Silent)) => {
                 (Found::Unknown, true)
@@ -446,7 +451,7 @@ impl<'a> Job<'a> {
         Ok(Seen { device, staged, bound, orphaned, hung, record })
     }
 
-    async fn find(&mut self, used: Use, staged: bool) -> Result<Found> {
+    async fn find(&mut self, used: Use, staged: bool, is_asked: bool) -> Result<Found> {
         // Nothing was ever begun: there is nothing to look for.
         let is_blank = self.journal.device == DeviceStage::Absent
             && self.journal.boot_id == self.volumes.boot_id;
@@ -459,8 +464,10 @@ impl<'a> Job<'a> {
             let device = storage.find(&used)?;
             let found = match &device {
                 None => Found::Absent,
-                Some(device) if staged || !device.is_block => Found::Present(Signature::Ready),
-                Some(device) => Found::Present(kernel::signature(&device.path, &fs_type)?),
+                Some(device) if is_asked && device.is_block => {
+                    Found::Present(kernel::signature(&device.path, &fs_type)?)
+                }
+                Some(_) => Found::Present(Signature::Ready),
             };
             Ok((device, found))
         };
@@ -527,6 +534,9 @@ impl<'a> Job<'a> {
         let (Goal::Mount(request), Some(gathered), Some(api)) = (goal, gathered, &self.api) else {
             return Err(VolumeError::NoApi);
         };
+        if self.is_changed {
+            *gathered = self.volumes.gather(api, request).await?;
+        }
         let entry = self.volumes.claim(api, request, &self.storage, gathered).await?;
         self.journal.claimed(&request.mount_dir, &entry);
         self.facts = Some(Facts {
@@ -559,6 +569,7 @@ impl<'a> Job<'a> {
             self.facts = None;
             return Ok(());
         };
+        self.is_changed = true;
         match api.change_attachment(&self.journal.volume, &change).await {
             Ok(Written::Is(record)) => {
                 if let Some(facts) = &mut self.facts {
