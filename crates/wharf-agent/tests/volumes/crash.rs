@@ -18,8 +18,7 @@ use serde_json::json;
 use crate::world::{Pod, World, is_mounted};
 
 /// Right after a step was noted, and into it.
-const DELAYS: [Duration; 3] =
-    [Duration::ZERO, Duration::from_millis(4), Duration::from_millis(12)];
+const DELAYS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(4), Duration::from_millis(12)];
 /// More steps than a mount or an unmount has.
 const MOST_STEPS: usize = 20;
 const VOLUME: &str = "pv-1";

@@ -1,11 +1,7 @@
 //! Volumes on real machines that share a directory: a writer moves from lost nodes to others, and
 //! never do two write.
 
-use std::{
-    fs::{self, File},
-    process::Command,
-    time::Instant,
-};
+use std::{fs, path::PathBuf, process::Command, time::Instant};
 
 use serde_json::{Value, json};
 use wharf_testbed::wait_for;
@@ -19,7 +15,7 @@ use crate::{
 const NAME: &str = "volumes";
 const NODES: [(&str, &[&str]); 3] = [("node1", CONTROL), ("node2", WORKER), ("node3", WORKER)];
 const SHARED: &str = "/srv/shared";
-const IMAGE: &str = "canary";
+const CLAIM: &str = "data-canary-0";
 
 #[test]
 fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
@@ -32,9 +28,12 @@ fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
 
     let second = trial.a_machine_that_loses_its_power_is_replaced(&first);
     let third = trial.a_machine_that_is_cut_off_stops_writing_before_it_is_replaced(&second);
+    let fourth = trial.a_node_whose_agent_hangs_is_cut_off_by_its_guard(&third);
+    trial.a_claim_that_asks_for_more_gets_it();
 
     trial.stop_the_writer();
-    trial.assert_stamps(&[&first, &second, &third]);
+    trial.assert_stamps(&[&first, &second, &third, &fourth]);
+    trial.a_claim_that_is_deleted_takes_its_image_with_it();
 }
 
 struct Trial<'a> {
@@ -43,8 +42,6 @@ struct Trial<'a> {
 
 impl Trial<'_> {
     fn prepare(&self) {
-        let image = self.bed.shared().join(format!("{IMAGE}.img"));
-        File::create(image).unwrap().set_len(64 << 20).unwrap();
         let soon = |key: &str| {
             json!({ "key": format!("node.kubernetes.io/{key}"), "operator": "Exists",
                     "effect": "NoExecute", "tolerationSeconds": 1 })
@@ -61,7 +58,13 @@ impl Trial<'_> {
                           "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
                 "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
             }],
-            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "canary" } }],
+        });
+        let claim = json!({
+            "metadata": { "name": "data" },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": "main",
+                "resources": { "requests": { "storage": "64Mi" } },
+            },
         });
         self.bed.apply(NAME, &[
             json!({
@@ -70,24 +73,9 @@ impl Trial<'_> {
                 "spec": { "backend": "loopfile", "parameters": { "directory": SHARED } },
             }),
             json!({
-                "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "canary" },
-                "spec": {
-                    "capacity": { "storage": "64Mi" }, "accessModes": ["ReadWriteOnce"],
-                    "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "",
-                    "flexVolume": {
-                        "driver": "wharf.dev/volume", "fsType": "ext4",
-                        "options": { "storageCluster": "main", "image": IMAGE },
-                    },
-                },
-            }),
-            json!({
-                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-                "metadata": { "name": "canary" },
-                "spec": {
-                    "accessModes": ["ReadWriteOnce"], "storageClassName": "",
-                    "volumeName": "canary",
-                    "resources": { "requests": { "storage": "64Mi" } },
-                },
+                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+                "metadata": { "name": "main" }, "provisioner": "wharf.dev/volume",
+                "allowVolumeExpansion": true, "parameters": { "storageCluster": "main" },
             }),
             json!({
                 "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "canary" },
@@ -95,6 +83,7 @@ impl Trial<'_> {
                     "replicas": 1, "serviceName": "canary",
                     "selector": { "matchLabels": { "app": "canary" } },
                     "template": { "metadata": { "labels": { "app": "canary" } }, "spec": pod },
+                    "volumeClaimTemplates": [claim],
                 },
             }),
         ]);
@@ -112,6 +101,15 @@ impl Trial<'_> {
             Ok(ready.then_some(node))
         });
         let node = node.unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+        let last = ["exec", "canary-0", "--", "tail", "-n", "1", "/data/log"];
+        wait_for("the writer to write", DEADLINE, || {
+            let line = self.bed.kubectl(NAME, &last).unwrap_or_default();
+            let stamp = line.trim().split_once(' ');
+            let is_enough =
+                |(of, count): (&str, &str)| of == node && count.parse::<u64>().unwrap_or(0) >= 20;
+            Ok(stamp.is_some_and(is_enough).then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
         let holder = self.holders();
         assert_eq!(holder, [node.clone()], "the record names the writer's node alone");
         node
@@ -132,8 +130,23 @@ impl Trial<'_> {
         .join("\n")
     }
 
+    /// The PersistentVolume, which is called as its image.
+    fn volume(&self) -> String {
+        self.claim("{.spec.volumeName}")
+    }
+
+    fn claim(&self, path: &str) -> String {
+        let path = format!("jsonpath={path}");
+        self.bed.kubectl(NAME, &["get", "pvc", CLAIM, "-o", &path]).unwrap()
+    }
+
+    fn image(&self) -> PathBuf {
+        self.bed.shared().join(format!("{}.img", self.volume()))
+    }
+
     fn holders(&self) -> Vec<String> {
-        let get = ["get", "attachments.wharf.dev", "canary", "--ignore-not-found", "-o", "json"];
+        let volume = self.volume();
+        let get = ["get", "attachments.wharf.dev", &volume, "--ignore-not-found", "-o", "json"];
         let text = self.bed.kubectl(NAME, &get).unwrap();
         let record: Value = serde_json::from_str(&text).unwrap_or_default();
         let entries = record["attachments"].as_array().cloned().unwrap_or_default();
@@ -175,6 +188,52 @@ impl Trial<'_> {
         next
     }
 
+    /// The node is well, but its agent says nothing any more.
+    fn a_node_whose_agent_hangs_is_cut_off_by_its_guard(&self, node: &str) -> String {
+        let host = self.bed.host(node);
+        let signal = |name: &str| {
+            let kill = ["systemctl", "kill", "--kill-whom=main", "-s", name, "wharf-agent"];
+            host.run(&kill).unwrap();
+        };
+        signal("STOP");
+        let lost = Instant::now();
+        self.bed.kubectl(NAME, &["cordon", node]).unwrap();
+        self.give_up_the_pod();
+        let next = self.wait_for_writer(node);
+        eprintln!("taken over {:.1} s after the agent was stopped", lost.elapsed().as_secs_f32());
+        let log = host.run(&["cat", "/var/lib/wharf/volumes/guard.log"]).unwrap();
+        assert!(log.contains("cut off"), "{log}");
+        signal("CONT");
+        self.bed.kubectl(NAME, &["uncordon", node]).unwrap();
+        self.wait_for_nothing_left(node);
+        next
+    }
+
+    fn a_claim_that_asks_for_more_gets_it(&self) {
+        let more = r#"{"spec":{"resources":{"requests":{"storage":"96Mi"}}}}"#;
+        self.bed.kubectl(NAME, &["patch", "pvc", CLAIM, "--type=merge", "-p", more]).unwrap();
+        let df = ["exec", "canary-0", "--", "df", "-m", "/data"];
+        wait_for("the file system to grow", DEADLINE, || {
+            let told = self.bed.kubectl(NAME, &df).unwrap_or_default();
+            let size = told.lines().last().and_then(|line| line.split_whitespace().nth(1));
+            let is_large = size.and_then(|size| size.parse::<u64>().ok()).is_some_and(|it| it > 75);
+            Ok((is_large && self.claim("{.status.capacity.storage}") == "96Mi").then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+    }
+
+    fn a_claim_that_is_deleted_takes_its_image_with_it(&self) {
+        let (image, volume) = (self.image(), self.volume());
+        assert!(image.exists());
+        self.bed.kubectl(NAME, &["delete", "pvc", CLAIM]).unwrap();
+        wait_for("the volume to go", DEADLINE, || {
+            let get = ["get", "pv", &volume, "--ignore-not-found", "-o", "name"];
+            let left = self.bed.kubectl(NAME, &get).unwrap();
+            Ok((left.is_empty() && !image.exists()).then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+    }
+
     fn wait_for_unready(&self) {
         wait_for("the node to be missed", DEADLINE, || {
             Ok((nodes_ready(self.bed, NAME) == NODES.len() - 1).then_some(()))
@@ -184,7 +243,7 @@ impl Trial<'_> {
 
     /// A node that comes back has no device and no garbage.
     fn wait_for_nothing_left(&self, node: &str) {
-        let look = "ls /var/lib/wharf/volumes/journals; grep canary /proc/mounts || true";
+        let look = "ls /var/lib/wharf/volumes/journals; grep wharf.dev /proc/mounts || true";
         let left = || {
             let here = self.bed.host(node).run(&["sh", "-c", look]).unwrap_or("away".to_owned());
             let list = ["get", "nodegarbages.wharf.dev", node, "--ignore-not-found", "-o", "name"];
@@ -208,7 +267,7 @@ impl Trial<'_> {
 
     /// The image is whole, and in it the stamps of one node after the other.
     fn assert_stamps(&self, nodes: &[&str]) {
-        let image = self.bed.shared().join(format!("{IMAGE}.img"));
+        let image = self.image();
         let check = Command::new("e2fsck").args(["-fn"]).arg(&image).output().unwrap();
         assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
         let log = self.bed.world.path("log");
