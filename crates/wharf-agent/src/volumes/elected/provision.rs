@@ -17,9 +17,15 @@ use wharf_kube::{
 
 use crate::volumes::{Volumes, storage, work::VolumeError};
 
-/// What was last said to each claim, by its UID: an event for every look would only be noise.
+/// What was done for each claim, by its UID.
 #[derive(Default)]
-pub struct Told(BTreeMap<String, String>);
+pub struct Told {
+    /// What was last said to it: an event for every look would only be noise.
+    said: BTreeMap<String, String>,
+    /// How large its image is at least. Kubernetes' own word is no proof: it believes that a driver
+    /// without an answer has done it.
+    sizes: BTreeMap<String, u64>,
+}
 
 /// Looks at all claims and volumes once.
 pub async fn provide(volumes: &Volumes, api: &Cluster, told: &mut Told) -> Result<(), VolumeError> {
@@ -33,10 +39,12 @@ pub async fn provide(volumes: &Volumes, api: &Cluster, told: &mut Told) -> Resul
     }
     for claim in claims.iter().filter(|claim| !claim.volume.is_empty() && !claim.deleting) {
         if let Some(volume) = known.iter().find(|volume| volume.name == claim.volume) {
-            work.grow(claim, volume).await?;
+            work.grow(claim, volume, told).await?;
         }
     }
-    told.0.retain(|uid, _| claims.iter().any(|claim| claim.claim.uid == *uid));
+    let is_there = |uid: &String| claims.iter().any(|claim| claim.claim.uid == *uid);
+    told.said.retain(|uid, _| is_there(uid));
+    told.sizes.retain(|uid, _| is_there(uid));
     let held: BTreeSet<String> =
         api.attachments().await?.into_iter().map(|(name, _)| name).collect();
     let is_over = |volume: &&PersistentVolume| {
@@ -80,7 +88,7 @@ impl Provider<'_> {
                 (Ok(_), None) => return,
             };
         let uid = claim.claim.uid.clone();
-        if told.0.insert(uid, message.clone()).as_ref() == Some(&message) {
+        if told.said.insert(uid, message.clone()).as_ref() == Some(&message) {
             return;
         }
         let emitted = self.api.emit_on_claim(&claim.claim, warning, reason, &message).await;
@@ -106,12 +114,18 @@ impl Provider<'_> {
 
     /// The image grows, then the volume says so. The agent of its node sees that and lets the file
     /// system follow.
-    async fn grow(&self, claim: &ClaimSeen, volume: &PersistentVolume) -> Result<(), VolumeError> {
+    async fn grow(
+        &self,
+        claim: &ClaimSeen,
+        volume: &PersistentVolume,
+        told: &mut Told,
+    ) -> Result<(), VolumeError> {
         let expands = self.classes.iter().any(|one| one.class.name == claim.class && one.expands);
         let (Some(wanted), Some(has)) = (bytes(&claim.wanted), bytes(&volume.capacity)) else {
             return Ok(());
         };
-        if !expands || wanted <= has {
+        let known = told.sizes.get(&claim.claim.uid).copied().unwrap_or_default();
+        if !expands || known >= wanted {
             return Ok(());
         }
         let cluster = self.clusters.iter().find(|one| one.name == volume.facts.storage_cluster);
@@ -120,8 +134,12 @@ impl Provider<'_> {
         let image = volume.facts.image.clone();
         let grow = move || Ok(storage.grow(&image, wanted)?);
         self.volumes.blocking(&volume.name, "grow the image", grow).await?;
-        info!(volume = volume.name, size = claim.wanted, "a volume grows");
-        Ok(self.api.set_capacity(&volume.name, &claim.wanted).await?)
+        if has < wanted {
+            info!(volume = volume.name, size = claim.wanted, "a volume grows");
+            self.api.set_capacity(&volume.name, &claim.wanted).await?;
+        }
+        told.sizes.insert(claim.claim.uid.clone(), wanted);
+        Ok(())
     }
 
     /// The claim is gone, and so is its image.
