@@ -22,6 +22,7 @@ mod kernel;
 mod places;
 mod socket;
 mod storage;
+mod stranded;
 mod tenure;
 mod tidy;
 mod work;
@@ -67,6 +68,9 @@ pub struct Volumes {
     /// Steps that did not come back in time, by volume.
     stuck: Mutex<HashMap<String, tokio::task::JoinHandle<()>>>,
     hints: storage::Hints,
+    stranded: stranded::Stranded,
+    /// The node's own identity.
+    node_identity: watch::Receiver<Option<Cluster>>,
 }
 
 /// Starts what volumes need, where they are wanted.
@@ -79,6 +83,7 @@ pub fn start(tasks: &mut Tasks, config: &Config, kube: &Kube) {
         policy: config.volumes.policy(),
         terms: config.volumes.terms(),
         reader: kube.reader.clone(),
+        node_identity: kube.node.clone(),
         tenure,
         made: Arc::default(),
     };
@@ -106,6 +111,7 @@ pub struct Shared {
     policy: Policy,
     terms: Terms,
     reader: watch::Receiver<Option<Cluster>>,
+    node_identity: watch::Receiver<Option<Cluster>>,
     tenure: watch::Receiver<Option<Tenure>>,
     /// All tasks work on one: it holds the locks.
     made: Arc<Mutex<Option<Arc<Volumes>>>>,
@@ -131,6 +137,8 @@ impl Shared {
             sightings: Mutex::default(),
             stuck: Mutex::default(),
             hints: storage::Hints::default(),
+            stranded: stranded::Stranded::open(&self.places)?,
+            node_identity: self.node_identity.clone(),
         });
         *made = Some(volumes.clone());
         Ok(volumes)

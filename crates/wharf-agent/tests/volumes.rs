@@ -250,3 +250,56 @@ fn a_device_that_is_busy_stays_claimed_until_it_is_free() {
     assert_eq!(world.leftovers(), before);
     assert_eq!(world.record("pv-1"), None);
 }
+
+/// Nobody hears of the agent any more: others may take over soon, so that it must not write then.
+#[test]
+fn an_agent_that_cannot_renew_its_lease_cuts_its_volumes_off_and_frees_their_pods() {
+    let mut world = World::with("lease_seconds = 10");
+    world.image("one", 64);
+    world.volume("pv-1", "one", json!({}));
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
+    let kept = world.dir_of(&pod, "pv-1").join("kept");
+    fs::write(&kept, "before").unwrap();
+    File::open(&kept).unwrap().sync_all().unwrap();
+    let tenure = world.record("pv-1").unwrap()["attachments"][0]["tenure"].clone();
+
+    world.server.process().signal(Signal::STOP).unwrap();
+    world.wait_until("the volume to be taken away", |world| world.devices().is_empty());
+    assert!(!kept.exists(), "the pod's directory is unmounted");
+    world.server.process().signal(Signal::CONT).unwrap();
+    world.wait_until("the record to go", |world| world.record("pv-1").is_none());
+    world.wait_until("the pod to be deleted", |world| world.is_deleted(&pod));
+    assert_eq!(world.leftovers(), before);
+
+    // In a new tenure all is as before.
+    let next = world.pod("b");
+    world.wait_until("the volume to be had again", |world| {
+        world.mount(&next, "pv-1", "one").is_ok()
+    });
+    let kept = fs::read_to_string(world.dir_of(&next, "pv-1").join("kept")).unwrap();
+    assert_eq!(kept, "before");
+    assert_ne!(world.record("pv-1").unwrap()["attachments"][0]["tenure"], tenure);
+    assert_eq!(world.unmount(&next, "pv-1"), Ok(()));
+}
+
+/// The agent is gone, and cannot cut anything off by itself.
+#[test]
+fn the_guard_cuts_volumes_off_when_the_agent_was_killed() {
+    let mut world = World::with("lease_seconds = 10");
+    world.image("one", 64);
+    world.volume("pv-1", "one", json!({}));
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
+    let file = world.dir_of(&pod, "pv-1").join("file");
+    world.agent.process().kill().unwrap();
+    world.wait_until("the device to be empty", |world| world.device_bytes() == [0]);
+    assert!(fs::write(&file, "after").is_err(), "nothing can be written any more");
+    world.agent.restart();
+    world.wait_until("the device to go", |world| world.devices().is_empty());
+    world.wait_until("the record to go", |world| world.record("pv-1").is_none());
+    world.wait_until("the journal to go", |world| world.leftovers() == before);
+    world.wait_until("the pod to be deleted", |world| world.is_deleted(&pod));
+}

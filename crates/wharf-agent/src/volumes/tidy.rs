@@ -83,6 +83,11 @@ impl Round {
             let of_volume = orphans.get(&name).cloned().unwrap_or_default();
             self.told(&name, self.volumes.tidy(&name, of_volume).await);
         }
+        let node = self.volumes.node_identity.borrow().clone();
+        if let Some(node) = node {
+            let deleted = self.volumes.stranded.delete(&node).await;
+            self.told("pods whose volumes were cut off", deleted.map_err(VolumeError::from));
+        }
         if let Some(api) = self.volumes.cluster() {
             let done = self.volumes.clean_up(&api).await;
             self.told("volumes of deleted storage clusters", done);

@@ -219,10 +219,10 @@ impl Volumes {
     }
 
     /// Makes the device and the file system of a volume that is mounted here as large as this, if they
-    /// are smaller. Says whether anything was done.
+    /// are smaller. Says whether they were, and are not any more.
     pub async fn grow(&self, volume: &str, bytes: u64) -> Result<bool> {
         let grown = self.grow_if(volume, move |size| size < bytes).await?;
-        Ok(grown.is_some())
+        Ok(grown.is_some_and(|size| size >= bytes))
     }
 
     /// The same if the device of this size is to grow. Says its size then; `None` where nothing can be
@@ -521,7 +521,7 @@ impl<'a> Job<'a> {
             // It is what sets free what hangs.
             self.volumes.limited(&volume, what, taken).await?;
             self.journal.was_cut();
-            return Ok(());
+            return self.volumes.stranded.add(&self.journal).map_err(VolumeError::Journal);
         }
         self.volumes.blocking(&volume, what, taken).await?;
         if *action == Action::Format {

@@ -216,6 +216,24 @@ impl World {
         devices.collect()
     }
 
+    /// How large they are.
+    pub fn device_bytes(&self) -> Vec<u64> {
+        let here = self.dir.path().to_str().unwrap();
+        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter_map(|device| {
+            let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+            let sectors = fs::read_to_string(device.path().join("size")).ok()?;
+            file.contains(here).then(|| sectors.trim().parse::<u64>().unwrap() * 512)
+        });
+        devices.collect()
+    }
+
+    /// Whether somebody has asked for the end of a pod.
+    pub fn is_deleted(&self, pod: &Pod) -> bool {
+        let path = "jsonpath={.metadata.deletionTimestamp}";
+        let get = ["get", "pod", &pod.name, "--ignore-not-found", "-o", path];
+        !kubectl(&self.server, &get, &Value::Null).is_empty()
+    }
+
     /// All of ours on this machine: loop devices of our images, mounts, journals.
     pub fn leftovers(&self) -> BTreeSet<String> {
         let here = self.dir.path().to_str().unwrap();
