@@ -6,6 +6,7 @@ use std::{
     process::ExitCode,
 };
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use wharf_block::{
     nbd::server::Server,
     proxy::{self, Program, Role},
@@ -42,6 +43,10 @@ fn serve(directory: &Path, address: &str) -> ExitCode {
         Ok(server) => server,
         Err(error) => return outcome(Err(error)),
     };
+    // Each connection takes two descriptors, and most systems begin with 1,024.
+    let limit = getrlimit(Resource::Nofile);
+    let _fewer_connections =
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     if let Ok(address) = server.address() {
         say(&format!("listening on {address}"));
     }

@@ -267,13 +267,14 @@ fn look(place: &Place) -> Result<Option<Observed>, Error> {
 }
 
 /// Ends every request of the volume with an error, now and from now on, also those of a proxy or server
-/// that hangs. Whoever waits for the disk is freed; then it can be unmounted.
+/// that hangs, and ends the processes, so that nothing more leaves this machine. Whoever waits for the
+/// disk is freed; then it can be unmounted.
 pub fn abort(run_dir: &Path) -> Result<(), Error> {
     let Some(observed) = observe(run_dir)? else { return Ok(()) };
-    match observed.fuse_minor {
-        Some(minor) => mounts::abort(minor).map_err(Error::io("aborting the connection")),
-        None => Ok(()),
+    if let Some(minor) = observed.fuse_minor {
+        mounts::abort(minor).map_err(Error::io("aborting the connection"))?;
     }
+    kill(&observed, &run_dir.display().to_string())
 }
 
 /// Makes the image of a serving proxy larger, and the file with it. The loop device above has to be told
@@ -327,24 +328,33 @@ fn clear(place: &Place) -> Result<(), Error> {
         _ => Error::io("unmounting the proxy")(error),
     })?;
     let Some(observed) = look(place)? else { return Ok(()) };
-    // The holder first: it would start the worker again.
-    let processes: Vec<Process> = observed.holder.into_iter().chain(observed.worker).collect();
     let deadline = Instant::now() + END_WITHIN;
-    while processes.iter().any(Process::is_alive) && Instant::now() < deadline {
+    while processes(&observed).any(Process::is_alive) && Instant::now() < deadline {
         thread::sleep(PAUSE);
     }
-    for process in &processes {
+    kill(&observed, &place.name())?;
+    for file in [HOLDER, WORKER, IMAGE] {
+        remove(fs::remove_file(place.file(file)))?;
+    }
+    Ok(())
+}
+
+/// The holder first: it would start the worker again.
+fn processes(observed: &Observed) -> impl Iterator<Item = &Process> {
+    observed.holder.iter().chain(&observed.worker)
+}
+
+/// Ends the processes at once and sees that they are gone.
+fn kill(observed: &Observed, name: &str) -> Result<(), Error> {
+    for process in processes(observed) {
         process.kill().map_err(Error::io("ending the proxy"))?;
     }
     let deadline = Instant::now() + END_WITHIN;
-    while processes.iter().any(Process::is_alive) {
+    while processes(observed).any(Process::is_alive) {
         if Instant::now() >= deadline {
-            return Err(Error::StillThere(place.name()));
+            return Err(Error::StillThere(name.to_owned()));
         }
         thread::sleep(PAUSE);
-    }
-    for file in [HOLDER, WORKER, IMAGE] {
-        remove(fs::remove_file(place.file(file)))?;
     }
     Ok(())
 }

@@ -148,7 +148,8 @@ fn race(server: &BlockServer, image: &ImageName, generation: u64, higher_is_in: 
     let is_higher = generation % 2 == 1;
     let mut client = match server.open(image, generation, &format!("session-{generation}")) {
         Ok(client) => client,
-        Err(error) if error.is_fenced() && !is_higher => return,
+        // Refused, or cut right after it was let in.
+        Err(error) if !is_higher && (error.is_fenced() || matches!(error, Error::Io(_))) => return,
         Err(error) => panic!("{error:?}"),
     };
     if is_higher {

@@ -93,6 +93,8 @@ impl Connection {
             return Err(Error::Protocol("another answer than to joining"));
         };
         let (size, flags) = go(&mut wire, export)?;
+        // What is under way when the connection ends must not arrive later.
+        sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).map_err(io::Error::from)?;
         let incoming = BufReader::with_capacity(READ_AHEAD, stream);
         let read_only = flags & EXPORT_READ_ONLY != 0;
         let connection = Self { incoming, cookie: 0, size, read_only, boot };

@@ -52,6 +52,8 @@ pub(super) struct Shared {
     options: Options,
     session: String,
     told: Told,
+    /// Whether the server has ever let this worker in.
+    joined: AtomicBool,
     size: AtomicU64,
     known: Mutex<Known>,
     /// Whether something was written that was not flushed.
@@ -71,6 +73,7 @@ impl Shared {
             options,
             session,
             told: Told::new(place, Health::Reconnecting { reason })?,
+            joined: AtomicBool::new(false),
             size: AtomicU64::new(known.as_ref().map_or(0, |known| known.size)),
             // What the worker before us has flushed is not known.
             unflushed: AtomicBool::new(known.is_some()),
@@ -151,7 +154,14 @@ impl Shared {
         let mut control = None;
         let mut failing_since = None;
         loop {
-            match self.ask(&mut control) {
+            // A connection may have been ended for its age alone; then a new one answers.
+            let fresh = control.is_none();
+            let mut answer = self.ask(&mut control);
+            if answer.is_err() && !fresh {
+                control = None;
+                answer = self.ask(&mut control);
+            }
+            match answer {
                 Ok(()) => failing_since = None,
                 Err(error) => {
                     control = None;
@@ -187,8 +197,8 @@ impl Shared {
         if self.size.load(Ordering::Acquire) == 0 {
             self.resize(info.size);
         }
-        // A connection of a thread says it too, but there may be none for long.
-        if matches!(self.told.get(), Health::Dead { for_good: false, .. }) {
+        // The threads say it too, but there may be nothing to do for them for long.
+        if self.joined.load(Ordering::Acquire) {
             self.works();
         }
         Ok(())
@@ -281,6 +291,7 @@ impl<'a> Link<'a> {
         if self.shared.size.load(Ordering::Acquire) == 0 {
             self.shared.resize(connection.size);
         }
+        self.shared.joined.store(true, Ordering::Release);
         Ok(self.connection.insert(connection))
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with},
+    fs::{CWD, FlockOperation, OFlags, RenameFlags, flock, renameat_with},
     io::Errno,
 };
 
@@ -42,6 +42,8 @@ pub(super) struct Store {
 pub(super) struct Image {
     pub name: ImageName,
     pub file: File,
+    /// The same around the page cache, where the file system can do it.
+    pub direct: Option<File>,
     pub gate: Gate,
     size: AtomicU64,
 }
@@ -73,7 +75,8 @@ impl Store {
             return Ok(image);
         }
         open.retain(|_, image| image.strong_count() > 0);
-        let file = match OpenOptions::new().read(true).write(true).open(self.path(name, "img")) {
+        let path = self.path(name, "img");
+        let file = match OpenOptions::new().read(true).write(true).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(Failure::missing(name));
@@ -83,8 +86,10 @@ impl Store {
         let size =
             file.metadata().map_err(|e| Failure::disk("reading the image's size", &e))?.len();
         let gate = Gate::load(self.path(name, "epoch"))?;
-        let image = Image { name: name.clone(), file, gate, size: AtomicU64::new(size) };
-        let image = Arc::new(image);
+        let flag = OFlags::DIRECT.bits().cast_signed();
+        let direct = OpenOptions::new().read(true).write(true).custom_flags(flag).open(&path).ok();
+        let size = AtomicU64::new(size);
+        let image = Arc::new(Image { name: name.clone(), file, direct, gate, size });
         open.insert(name.clone(), Arc::downgrade(&image));
         Ok(image)
     }

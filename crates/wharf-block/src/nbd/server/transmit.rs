@@ -12,7 +12,7 @@ use rustix::{
     io::{Errno, ReadWriteFlags, pwritev2},
 };
 
-use super::gate::Admission;
+use super::{gate::Admission, store::Image};
 use crate::nbd::wire::{
     CMD_DISC, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE,
     CMD_WRITE_ZEROES, EINVAL, EIO, ENOSPC, EPERM, MAX_PAYLOAD, Reply, Request, write_both,
@@ -20,6 +20,14 @@ use crate::nbd::wire::{
 
 /// Larger requests go in pieces, so that a connection costs no more memory than this.
 const PIECE: usize = 1 << 20;
+
+/// From this size on data goes around the page cache: to copy it there, to account for it and to write
+/// it back costs more than all the rest of the way. Smaller writes are gathered there, and what is read
+/// in small pieces is read ahead.
+const DIRECT_FROM: usize = 256 << 10;
+
+/// What every disk is content with when it is written around the page cache.
+const ALIGNMENT: usize = 4096;
 
 /// A small write comes with its header in one call of the kernel.
 const READ_AHEAD: usize = 32 << 10;
@@ -29,7 +37,11 @@ type Incoming<'a> = BufReader<&'a TcpStream>;
 /// Serves until the client leaves, breaks the rules or is cut.
 pub(super) fn run(admission: &Admission, stream: &TcpStream) -> io::Result<()> {
     let mut incoming = BufReader::with_capacity(READ_AHEAD, stream);
-    let mut piece = vec![0; PIECE];
+    let mut memory = vec![0; PIECE + ALIGNMENT];
+    let start = memory.as_ptr().align_offset(ALIGNMENT);
+    let Some(piece) = memory.get_mut(start..).and_then(|rest| rest.get_mut(..PIECE)) else {
+        return Ok(());
+    };
     loop {
         let mut header = [0; Request::SIZE];
         incoming.read_exact(&mut header)?;
@@ -39,9 +51,9 @@ pub(super) fn run(admission: &Admission, stream: &TcpStream) -> io::Result<()> {
             return Ok(());
         }
         match request.command {
-            CMD_READ => read(admission, stream, &request, &mut piece)?,
+            CMD_READ => read(admission, stream, &request, piece)?,
             CMD_WRITE => {
-                let error = write(admission, &mut incoming, &request, &mut piece)?;
+                let error = write(admission, &mut incoming, &request, piece)?;
                 answer(stream, &request, error)?;
             }
             _ => answer(stream, &request, change(admission, &request))?,
@@ -83,7 +95,7 @@ fn read(
     loop {
         let size = left.min(piece.len());
         let Some(part) = piece.get_mut(..size) else { return Ok(()) };
-        if admission.image.file.read_exact_at(part, offset).is_err() {
+        if read_at(&admission.image, part, offset).is_err() {
             // Once the reply has begun there is no way to say it but to hang up.
             return if head.is_empty() {
                 Err(io::ErrorKind::InvalidData.into())
@@ -99,6 +111,23 @@ fn read(
             return Ok(());
         }
     }
+}
+
+fn read_at(image: &Image, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    match direct(image, bytes.len(), offset) {
+        // Whatever a disk does not like about it, the usual way may still go.
+        Some(direct) => match direct.read_exact_at(bytes, offset) {
+            Ok(()) => Ok(()),
+            Err(_) => image.file.read_exact_at(bytes, offset),
+        },
+        None => image.file.read_exact_at(bytes, offset),
+    }
+}
+
+/// The file to use around the page cache, if this is something for it.
+fn direct(image: &Image, length: usize, offset: u64) -> Option<&File> {
+    let aligned = offset.is_multiple_of(ALIGNMENT as u64) && length.is_multiple_of(ALIGNMENT);
+    image.direct.as_ref().filter(|_| aligned && length >= DIRECT_FROM)
 }
 
 /// Takes the payload whatever comes of it, since the next request is behind it.
@@ -126,7 +155,7 @@ fn write(
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         if error == 0 {
-            error = code(write_at(&admission.image.file, part, offset, durable));
+            error = code(write_at(&admission.image, part, offset, durable));
         }
         offset = offset.saturating_add(size as u64);
         left -= size;
@@ -134,18 +163,23 @@ fn write(
     Ok(error)
 }
 
-fn write_at(file: &File, mut bytes: &[u8], mut offset: u64, durable: bool) -> io::Result<()> {
-    if !durable {
-        return file.write_all_at(bytes, offset);
-    }
+fn write_at(image: &Image, mut bytes: &[u8], mut offset: u64, durable: bool) -> io::Result<()> {
+    let direct = direct(image, bytes.len(), offset);
+    let file = direct.unwrap_or(&image.file);
+    let flags = if durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
     while !bytes.is_empty() {
-        match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::DSYNC) {
+        match pwritev2(file, &[IoSlice::new(bytes)], offset, flags) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => {
                 bytes = bytes.get(written..).unwrap_or_default();
                 offset += written as u64;
             }
             Err(Errno::INTR) => {}
+            // A disk that wants more than the usual alignment.
+            Err(Errno::INVAL) if direct.is_some() => {
+                image.file.write_all_at(bytes, offset)?;
+                return if durable { image.file.sync_data() } else { Ok(()) };
+            }
             Err(error) => return Err(error.into()),
         }
     }
