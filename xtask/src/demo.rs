@@ -183,6 +183,7 @@ fn build() -> Result<PathBuf> {
     let status = Command::new(env!("CARGO"))
         .current_dir(workspace())
         .args(["build", "--locked", "--package", "wharf"])
+        .args(["--package", "wharf-flex", "--package", "wharf-block"])
         .status()?;
     if !status.success() {
         bail!("wharf could not be built");

@@ -33,25 +33,33 @@ pub fn build(packages: &[&str]) -> Result<PathBuf> {
     Ok(target_dir().join("release"))
 }
 
-/// The program for hosts, beside the others.
+/// The programs for hosts, and what they are called beside the others.
+const FOR_HOSTS: [(&str, &str); 3] =
+    [("wharf", "wharf-node"), ("wharf-flex", "wharf-flex"), ("wharf-block", "wharf-block")];
+
+/// The programs for hosts: the agent, whose place is answered, and beside it what volumes need.
 pub fn build_node() -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     needs::ensure_static(&target)?;
     eprintln!("building wharf-node, small and static (some minutes the first time)");
     let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", target.replace('-', "_").to_uppercase());
     let built = cargo(&["--profile", "node", "--target", &target])
-        .args(["--package", "wharf", "--no-default-features"])
+        .args(FOR_HOSTS.iter().flat_map(|(package, _)| ["--package", package]))
+        .arg("--no-default-features")
         // It stands at a fixed place in memory: what would have to be moved at each start would be
         // memory of each agent.
         .env(variable, "-C relocation-model=static")
         .status()?;
     ensure!(built.success(), "wharf-node could not be built");
-    let program = target_dir().join("release/wharf-node");
-    let from = target_dir().join(target).join("node/wharf");
-    fs::create_dir_all(target_dir().join("release"))?;
-    fs::copy(&from, &program).with_context(|| format!("cannot copy {}", from.display()))?;
-    check(&program)?;
-    Ok(program)
+    let place = target_dir().join("release");
+    fs::create_dir_all(&place)?;
+    for (from, to) in FOR_HOSTS {
+        let from = target_dir().join(&target).join("node").join(from);
+        let program = place.join(to);
+        fs::copy(&from, &program).with_context(|| format!("cannot copy {}", from.display()))?;
+        check(&program)?;
+    }
+    Ok(place.join("wharf-node"))
 }
 
 fn cargo(words: &[&str]) -> Command {
