@@ -303,3 +303,27 @@ fn the_guard_cuts_volumes_off_when_the_agent_was_killed() {
     world.wait_until("the journal to go", |world| world.leftovers() == before);
     world.wait_until("the pod to be deleted", |world| world.is_deleted(&pod));
 }
+
+/// The image has grown, and the volume says so.
+#[test]
+fn a_file_system_grows_while_it_is_mounted() {
+    let world = World::new();
+    world.image("one", 320);
+    let source = json!({ "driver": "wharf.dev/volume", "fsType": "xfs",
+                         "options": { "storageCluster": "main", "image": "one" } });
+    world.volume("pv-1", "one", json!({ "flexVolume": source }));
+    let pod = world.pod("a");
+    let mut options = world.options(&pod, "pv-1", "one");
+    options["kubernetes.io/fsType"] = json!("xfs");
+    let dir = world.dir_of(&pod, "pv-1");
+    assert_eq!(world.call(&["mount", dir.to_str().unwrap(), &options.to_string()]), Ok(()));
+    let size = || {
+        let found = rustix::fs::statvfs(&dir).unwrap();
+        found.f_blocks * found.f_frsize
+    };
+    assert!(size() < 320 << 20);
+    world.image_grows("one", 400);
+    world.patch("pv", "pv-1", &json!({ "spec": { "capacity": { "storage": "400Mi" } } }));
+    world.wait_until("the file system to grow", |_| size() > 320 << 20);
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+}

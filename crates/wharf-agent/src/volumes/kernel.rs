@@ -218,6 +218,27 @@ pub fn room(at: &Path) -> Result<Room> {
     })
 }
 
+/// How large the file system on a device is, by its own word. What is not known counts as whole.
+pub fn fs_size(device: &Path) -> Result<u64> {
+    let failed = |source| KernelError::call(format!("read {}", device.display()), source);
+    let mut start = [0; 2048];
+    File::open(device).and_then(|mut file| file.read_exact(&mut start)).map_err(failed)?;
+    let bytes = |at: usize, length: usize| start.get(at..at + length).unwrap_or_default();
+    let little =
+        |at: usize| bytes(at, 4).iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    let big = |at: usize, length: usize| {
+        bytes(at, length).iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte))
+    };
+    Ok(match bytes(0, 4) {
+        b"XFSB" => big(8, 8).saturating_mul(big(4, 4)),
+        _ if bytes(1024 + 56, 2) == [0x53, 0xef] => {
+            let blocks = little(1024 + 4) | little(1024 + 336) << 32;
+            blocks.saturating_mul(1024 << little(1024 + 24).min(6))
+        }
+        _ => u64::MAX,
+    })
+}
+
 /// Lets the file system have all of a device that has grown.
 pub fn grow(device: &Path, staged: &Path, fs_type: &str) -> Result<()> {
     match or_default(fs_type) {
@@ -338,6 +359,7 @@ mod tests {
         assert_eq!(signature(&image, "").unwrap(), Signature::Blank);
         format(&image, "").unwrap();
         assert_eq!(signature(&image, "ext4").unwrap(), Signature::Ready);
+        assert_eq!(fs_size(&image).unwrap(), 64 << 20);
         assert_eq!(signature(&image, "xfs").unwrap(), Signature::Foreign("ext4".to_owned()));
         let no_program = run("mkfs.none", &[]).unwrap_err().to_string();
         assert_eq!(no_program, "cannot run mkfs.none");

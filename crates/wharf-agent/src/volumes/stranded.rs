@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use tracing::warn;
+use tracing::{info, warn};
 use wharf_core::{drain::PodRef, volume::journal::Journal};
 use wharf_kube::{Cluster, KubeError};
 
@@ -20,6 +20,8 @@ pub struct Stranded {
     path: PathBuf,
     pods: Mutex<BTreeSet<PodRef>>,
 }
+
+const FORBIDDEN: u16 = 403;
 
 /// Namespace, name and UID.
 type Row = (String, String, String);
@@ -46,8 +48,12 @@ impl Stranded {
     pub async fn delete(&self, node: &Cluster) -> Result<(), KubeError> {
         let pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for pod in pods {
-            node.delete_pod(&pod, None).await?;
-            warn!(%pod, "deleted, because its volume had to be cut off");
+            match node.delete_pod(&pod, None).await {
+                Ok(_) => warn!(%pod, "deleted, because its volume had to be cut off"),
+                // A node may not even look at pods of others: one of the same name is elsewhere by now.
+                Err(error) if error.code() == Some(FORBIDDEN) => info!(%pod, "it is gone"),
+                Err(error) => return Err(error),
+            }
             let forgotten = self.change(|known| {
                 known.remove(&pod);
             });
@@ -98,7 +104,7 @@ mod tests {
             backend: Backend::Loopfile,
             parameters: BTreeMap::new(),
             fs_type: String::new(),
-            mount_options: Vec::new(),
+            mount_options: String::new(),
             boot_id: "b".to_owned(),
             device: DeviceStage::Staging,
             cut: true,

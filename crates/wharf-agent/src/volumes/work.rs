@@ -242,7 +242,10 @@ impl Volumes {
             let Some(device) = storage.find(&used)?.filter(|it| staged && it.is_block) else {
                 return Ok(None);
             };
-            if used.read_only || !is_due(kernel::size(&device.path)?) {
+            // Either may be behind: the device, or the file system on it.
+            let size = kernel::size(&device.path)?;
+            let is_behind = kernel::fs_size(&device.path)? < size;
+            if used.read_only || !(is_behind || is_due(size)) {
                 return Ok(None);
             }
             storage.refresh(&used, &device)?;

@@ -115,6 +115,16 @@ impl World {
         File::create(path).unwrap().set_len(size << 20).unwrap();
     }
 
+    pub fn image_grows(&self, name: &str, size: u64) {
+        let path = self.path(&format!("images/{name}.img"));
+        File::options().write(true).open(path).unwrap().set_len(size << 20).unwrap();
+    }
+
+    pub fn patch(&self, kind: &str, name: &str, patch: &Value) {
+        let patch = patch.to_string();
+        kubectl(&self.server, &["patch", kind, name, "--type=merge", "-p", &patch], &Value::Null);
+    }
+
     /// A volume of another storage cluster.
     pub fn volume_of(&self, cluster: &str, name: &str, image: &str) {
         let options = json!({ "storageCluster": cluster, "image": image });
@@ -262,17 +272,19 @@ impl Drop for World {
                 let _ = Command::new("kill").arg("-9").arg(process.file_name()).status();
             }
         }
+        // Once nothing is mounted any more, the kernel does not say whose they were.
+        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter(|device| {
+            let file = fs::read_to_string(device.path().join("loop/backing_file"));
+            file.is_ok_and(|file| file.contains(&here))
+        });
+        let devices: Vec<_> = devices.map(|it| Path::new("/dev").join(it.file_name())).collect();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let points: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(4)).collect();
         for point in points.into_iter().rev().filter(|point| point.contains(&here)) {
             let _ = Command::new("umount").args(["-l", point]).output();
         }
-        for device in fs::read_dir("/sys/block").unwrap().flatten() {
-            let file = fs::read_to_string(device.path().join("loop/backing_file"));
-            if file.is_ok_and(|file| file.contains(&here)) {
-                let path = Path::new("/dev").join(device.file_name());
-                let _ = Command::new("losetup").arg("-d").arg(path).output();
-            }
+        for device in devices {
+            let _ = Command::new("losetup").arg("-d").arg(device).output();
         }
     }
 }
