@@ -25,6 +25,7 @@ pub mod secret;
 pub mod server;
 pub mod trace;
 pub mod user;
+pub mod volume;
 
 /// Where the API lives.
 pub const PREFIX: &str = "/api/v1";

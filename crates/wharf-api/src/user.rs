@@ -114,6 +114,9 @@ pub struct Audit {
     pub resource: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
+    /// The reason that was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     pub outcome: Outcome,
 }
 

@@ -144,6 +144,9 @@ pub struct AuditRecord {
     pub resource: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
+    /// What the caller gave as the reason, where one is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     pub outcome: AuditOutcome,
 }
 

@@ -19,6 +19,7 @@
 pub mod attach;
 pub mod backend;
 pub mod cleanup;
+pub mod explain;
 pub mod fence;
 pub mod garbage;
 pub mod journal;

@@ -52,8 +52,10 @@ impl Cluster {
         reason: &str,
         message: &str,
     ) -> Result<()> {
+        // Whoever describes a volume looks for events by its UID.
+        let uid = self.volume(volume).await?.map_or_else(|| volume.to_owned(), |seen| seen.uid);
         let kind = "PersistentVolume";
-        let regarding = json!({ "apiVersion": "v1", "kind": kind, "name": volume, "uid": volume });
+        let regarding = json!({ "apiVersion": "v1", "kind": kind, "name": volume, "uid": uid });
         self.emit_on(&regarding, warning, reason, message).await
     }
 

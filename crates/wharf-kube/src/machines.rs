@@ -52,6 +52,8 @@ pub struct MachineSeen {
     pub cordoned_by: Option<String>,
     /// It carries our out-of-service taint.
     pub fenced: bool,
+    /// It carries the mark by which its volumes go to others.
+    pub volumes_fenced: bool,
 }
 
 /// Tells of all Nodes, once they are known and then whenever one of them changes in something that
@@ -188,6 +190,10 @@ impl From<Node> for MachineSeen {
                 .taints
                 .iter()
                 .any(|taint| fence::is_ours(&taint.key, taint.value.as_deref())),
+            volumes_fenced: spec
+                .taints
+                .iter()
+                .any(|taint| fence::is_our_volume_mark(&taint.key, taint.value.as_deref())),
         }
     }
 }

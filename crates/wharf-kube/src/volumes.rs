@@ -7,6 +7,7 @@
 mod claims;
 mod garbage;
 mod lease;
+mod look;
 mod objects;
 mod persistent;
 mod record;
@@ -14,6 +15,7 @@ mod record;
 pub use claims::{ClaimSeen, StorageClass, StorageWatch, bytes};
 pub use garbage::Garbage;
 pub use lease::AgentLease;
+pub use look::{PendingPod, Volumes};
 pub use objects::StorageCluster;
 pub use persistent::PersistentVolume;
 

@@ -21,6 +21,7 @@ pub mod nodes;
 pub mod operations;
 mod render;
 pub mod repairs;
+pub mod volumes;
 mod wish;
 
 use std::sync::Arc;

@@ -24,4 +24,5 @@ pub mod session;
 pub mod tls;
 pub mod tokens;
 pub mod users;
+pub mod volumes;
 pub mod zkelog;

@@ -29,6 +29,7 @@ mod metrics;
 mod probe;
 pub mod repair;
 pub mod vault;
+pub mod volumes;
 
 use std::{
     net::SocketAddr,

@@ -53,6 +53,7 @@ pub enum Command {
     Cluster(commands::cluster::ClusterArgs),
     Node(commands::node::NodeArgs),
     App(commands::app::AppArgs),
+    Volume(commands::volume::VolumeArgs),
     RepairQueue(commands::repair::RepairArgs),
     Members(commands::members::MembersArgs),
     /// Make and check bundles: the files that an install puts on hosts

@@ -29,6 +29,7 @@ pub mod store;
 pub mod token;
 pub mod user;
 pub mod version;
+pub mod volume;
 
 pub fn run() -> anyhow::Result<ExitCode> {
     let Cli { wish, output, command } = Cli::parse();
@@ -56,6 +57,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Cluster(args) => block_on(cluster::run(&args, &client()?, format)),
         Command::Node(args) => block_on(node::run(&args, &client()?, format)),
         Command::App(args) => block_on(app::run(&args, &client()?, format)),
+        Command::Volume(args) => block_on(volume::run(&args, &client()?, format)),
         Command::RepairQueue(args) => block_on(repair::run(&args, &client()?, format)),
         Command::Members(_) => block_on(members::run(&client()?, format)),
         Command::Version(args) => block_on(version::run(&args, &wish, format)),

@@ -63,6 +63,20 @@ impl Record {
         let entries = self.entries.iter().map(swap).collect();
         Some(Change::Replace { version: self.version.clone(), entries })
     }
+
+    /// The write by which a person answers for these entries, if one of them stands yet. What is
+    /// being fenced goes on to be.
+    pub fn released(&self, keys: &[EntryKey]) -> Option<Change> {
+        let is_open = |entry: &Entry| matches!(entry.phase, Phase::Attaching | Phase::Attached);
+        let is_meant = |entry: &Entry| is_open(entry) && keys.contains(&entry.key());
+        self.entries.iter().find(|entry| is_meant(entry))?;
+        let release = |entry: &Entry| {
+            let phase = if is_meant(entry) { Phase::Released } else { entry.phase };
+            Entry { phase, ..entry.clone() }
+        };
+        let entries = self.entries.iter().map(release).collect();
+        Some(Change::Replace { version: self.version.clone(), entries })
+    }
 }
 
 /// A write to a record, refused when it has another version by then.
@@ -196,6 +210,26 @@ mod tests {
         );
         let done = Record { version: version(), entries };
         assert_eq!(done.attached(&entry("b").key(), "/dev/loop1", "client"), None);
+    }
+
+    #[test]
+    fn a_person_releases_what_is_open_and_nothing_else() {
+        let entry = |pod: &str, phase| Entry { pod_uid: pod.to_owned(), phase, ..Entry::default() };
+        let entries = vec![
+            entry("a", Phase::Attached),
+            entry("b", Phase::Attached),
+            entry("c", Phase::Fencing),
+        ];
+        let record = Record { version: "7".to_owned(), entries };
+        let keys: Vec<EntryKey> = ["a", "c"].map(|pod| entry(pod, Phase::Attached).key()).into();
+        let Some(Change::Replace { version, entries }) = record.released(&keys) else {
+            panic!("nothing was released")
+        };
+        let phases: Vec<Phase> = entries.iter().map(|entry| entry.phase).collect();
+        assert_eq!(phases, [Phase::Released, Phase::Attached, Phase::Fencing]);
+        assert_eq!(version, "7");
+        let done = Record { version, entries };
+        assert_eq!(done.released(&keys), None, "a second time changes nothing");
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Cluster {
     }
 }
 
-fn path(node: &str) -> String {
+pub(super) fn path(node: &str) -> String {
     if node.is_empty() {
         format!("{GROUP}/nodegarbages")
     } else {
@@ -70,7 +70,7 @@ fn path(node: &str) -> String {
 }
 
 #[derive(Deserialize)]
-struct Object {
+pub(super) struct Object {
     metadata: Meta,
     #[serde(default)]
     entries: Vec<GarbageEntry>,
@@ -79,7 +79,14 @@ struct Object {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Meta {
+    name: String,
     resource_version: String,
+}
+
+impl Object {
+    pub fn named(self) -> (String, Vec<GarbageEntry>) {
+        (self.metadata.name, self.entries)
+    }
 }
 
 impl From<Object> for Garbage {

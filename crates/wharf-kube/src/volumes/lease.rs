@@ -14,6 +14,8 @@ use crate::{
 };
 
 const VERSION: &str = "coordination.k8s.io/v1";
+/// Before the name of the node.
+const PREFIX: &str = "volumes-";
 
 /// As somebody reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,16 +71,16 @@ impl Cluster {
 }
 
 fn name(node: &str) -> String {
-    format!("volumes-{node}")
+    format!("{PREFIX}{node}")
 }
 
-fn path(node: &str) -> String {
+pub(super) fn path(node: &str) -> String {
     let all = format!("/apis/{VERSION}/namespaces/{NAMESPACE}/leases");
     if node.is_empty() { all } else { format!("{all}/{}", name(node)) }
 }
 
 #[derive(Deserialize)]
-struct Object {
+pub(super) struct Object {
     metadata: Meta,
     #[serde(default)]
     spec: Spec,
@@ -87,7 +89,16 @@ struct Object {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Meta {
+    name: String,
     resource_version: String,
+}
+
+impl Object {
+    /// With the node that it is of; `None` for another lease of the namespace.
+    pub fn named(self) -> Option<(String, AgentLease)> {
+        let node = self.metadata.name.strip_prefix(PREFIX)?.to_owned();
+        Some((node, self.into()))
+    }
 }
 
 #[derive(Default, Deserialize)]

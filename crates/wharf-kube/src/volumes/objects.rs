@@ -12,9 +12,8 @@ use super::{GROUP, Written};
 use crate::{
     cluster::{Cluster, MERGE},
     error::Result,
+    fence::frees_volumes,
 };
-
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Storage that volumes come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +98,7 @@ impl Cluster {
 }
 
 #[derive(Deserialize)]
-struct ClusterObject {
+pub(super) struct ClusterObject {
     metadata: ClusterMeta,
     spec: ClusterSpec,
 }
@@ -141,7 +140,15 @@ struct Named {
 
 #[derive(Deserialize)]
 struct Uid {
+    #[serde(default)]
+    name: String,
     uid: String,
+}
+
+impl NodeSeen {
+    pub fn named(self) -> (String, NodeObject) {
+        (self.metadata.name.clone(), self.into())
+    }
 }
 
 #[derive(Deserialize)]
@@ -173,7 +180,7 @@ impl From<PodObject> for PodFacts {
 }
 
 #[derive(Deserialize)]
-struct NodeSeen {
+pub(super) struct NodeSeen {
     metadata: Uid,
     #[serde(default)]
     spec: NodeSpec,
@@ -210,7 +217,7 @@ impl From<NodeSeen> for NodeObject {
         Self {
             uid: node.metadata.uid,
             boot_id: node.status.node_info.boot_id,
-            out_of_service: node.spec.taints.iter().any(|taint| taint.key == OUT_OF_SERVICE),
+            out_of_service: node.spec.taints.iter().any(|taint| frees_volumes(&taint.key)),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::Method;
+use jiff::Timestamp;
 use kube::api::ListParams;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,6 +29,9 @@ const PATH: &str = "/api/v1/persistentvolumes";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PersistentVolume {
     pub name: String,
+    pub uid: String,
+    /// When it was made.
+    pub created: Option<Timestamp>,
     pub front_end: FrontEnd,
     pub facts: VolumeFacts,
     pub fs_type: String,
@@ -120,6 +124,9 @@ struct Object {
 #[serde(rename_all = "camelCase")]
 struct Meta {
     name: String,
+    #[serde(default)]
+    uid: String,
+    creation_timestamp: Option<Timestamp>,
     resource_version: String,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
@@ -198,6 +205,8 @@ impl Object {
         };
         Some(PersistentVolume {
             name: self.metadata.name,
+            uid: self.metadata.uid,
+            created: self.metadata.creation_timestamp,
             front_end,
             facts,
             fs_type,

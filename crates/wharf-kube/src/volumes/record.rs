@@ -105,7 +105,7 @@ impl Cluster {
     }
 }
 
-fn path(volume: &str) -> String {
+pub(super) fn path(volume: &str) -> String {
     if volume.is_empty() {
         format!("{GROUP}/attachments")
     } else {
@@ -120,7 +120,7 @@ pub(super) fn put(object: &mut Value, key: &str, value: &str) {
 }
 
 #[derive(Deserialize)]
-struct Object {
+pub(super) struct Object {
     metadata: Meta,
     #[serde(default)]
     attachments: Vec<Entry>,
@@ -131,6 +131,15 @@ struct Object {
 struct Meta {
     name: String,
     resource_version: String,
+    creation_timestamp: Option<Timestamp>,
+}
+
+impl Object {
+    /// With its name, and since when somebody has held the volume without a break.
+    pub fn named(self) -> (String, (Record, Option<Timestamp>)) {
+        let since = self.metadata.creation_timestamp;
+        (self.metadata.name.clone(), (self.into(), since))
+    }
 }
 
 impl From<Object> for Record {

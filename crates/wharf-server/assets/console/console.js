@@ -116,6 +116,7 @@ async function look() {
 
 let stream;
 let retry;
+let clock;
 
 // Only a page that is looked at listens: browsers allow few connections to one server.
 function listen() {
@@ -124,6 +125,8 @@ function listen() {
   stream = new EventSource(from.dataset.events);
   // What happened before the stream was open was told to nobody.
   stream.onopen = soon;
+  // What the cluster itself says changes without an event of the server.
+  if (from.dataset.every) clock ??= setInterval(soon, 1000 * from.dataset.every);
   for (const type of ["cluster", "operation", "health", "drain", "repair"]) {
     for (const what of ["created", "updated", "deleted", "removed"]) {
       stream.addEventListener(`${type}.${what}`, soon);
@@ -141,6 +144,8 @@ function listen() {
 
 function stop() {
   clearTimeout(retry);
+  clearInterval(clock);
+  clock = undefined;
   stream?.close();
   stream = undefined;
 }

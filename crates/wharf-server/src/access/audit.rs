@@ -15,6 +15,7 @@ pub fn record_of(caller: &Caller, action: &str, resource: &str, now: Timestamp) 
         action: action.to_owned(),
         resource: resource.to_owned(),
         cluster: None,
+        reason: None,
         outcome: AuditOutcome::Done,
     }
 }

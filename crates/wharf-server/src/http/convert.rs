@@ -6,6 +6,7 @@ pub mod drain;
 pub mod node;
 pub mod operation;
 pub mod repair;
+pub mod volume;
 
 use std::collections::BTreeSet;
 
@@ -118,6 +119,7 @@ pub fn audit(prefix: &str, stored: Stored<AuditRecord>) -> wire::Audit {
         action: record.action,
         resource: record.resource,
         cluster: record.cluster,
+        reason: record.reason,
         outcome: match record.outcome {
             AuditOutcome::Done => wire::Outcome::Done,
             AuditOutcome::Refused => wire::Outcome::Refused,

@@ -27,7 +27,7 @@ use super::{
     extract::Prefix,
     health, kubeconfigs,
     layers::{self, Peer, RequestId},
-    members, nodes, operations, repairs, tokens, users, zkelog,
+    members, nodes, operations, repairs, tokens, users, volumes, zkelog,
 };
 use crate::{
     access::{Caller, CallerKind, token, unauthorized},
@@ -68,6 +68,10 @@ fn api(app: &App) -> Table {
         .add(Need::Admin, routes!(apps::trace))
         .add(Need::Viewer, routes!(drains::list))
         .add(Need::Viewer, routes!(drains::get))
+        .add(Need::Viewer, routes!(volumes::list))
+        .add(Need::Viewer, routes!(volumes::get))
+        .add(Need::Viewer, routes!(volumes::why))
+        .add(Need::Admin, routes!(volumes::detach))
         .add(Need::Viewer, routes!(repairs::list))
         .add(Need::Admin, routes!(repairs::act))
         .add(Need::Admin, routes!(repairs::delete))
@@ -91,7 +95,7 @@ fn service(app: &App) -> Table {
 
 /// The console's pages, which are not part of the API either.
 fn pages(app: &App) -> Table {
-    use console::{assets, clusters, delete, form, login, nodes, operations, repairs};
+    use console::{assets, clusters, delete, form, login, nodes, operations, repairs, volumes};
     Table::new(app)
         .page(Need::Nobody, Method::GET, "/", console::home)
         .page(Need::Nobody, Method::GET, "/console", console::home)
@@ -116,6 +120,8 @@ fn pages(app: &App) -> Table {
         .page(Need::Viewer, Method::GET, "/console/clusters/{name}/nodes/{id}/live", nodes::live)
         .page(Need::Admin, Method::POST, "/console/clusters/{name}/nodes/{id}", nodes::act)
         .page(Need::Admin, Method::GET, "/console/clusters/{name}/nodes/{id}/plan", nodes::plan)
+        .page(Need::Viewer, Method::GET, "/console/clusters/{name}/volumes", volumes::page)
+        .page(Need::Viewer, Method::GET, "/console/clusters/{name}/volumes/live", volumes::live)
         .page(Need::Viewer, Method::GET, "/console/clusters/{name}/repairs", repairs::page)
         .page(Need::Viewer, Method::GET, "/console/clusters/{name}/repairs/live", repairs::live)
         .page(Need::Admin, Method::POST, "/console/clusters/{name}/repairs", repairs::act)

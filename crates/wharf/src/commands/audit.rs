@@ -22,7 +22,7 @@ pub struct AuditArgs {
 
 pub async fn run(args: &AuditArgs, client: &Client, format: Format) -> anyhow::Result<()> {
     let records = read(client, args.limit).await?;
-    let columns = ["TIME", "USER", "FROM", "ACTION", "RESOURCE", "OUTCOME"];
+    let columns = ["TIME", "USER", "FROM", "ACTION", "RESOURCE", "OUTCOME", "REASON"];
     output::list(format, &records, columns, |record| {
         [
             output::time(record.time),
@@ -35,6 +35,7 @@ pub async fn run(args: &AuditArgs, client: &Client, format: Format) -> anyhow::R
                 Outcome::Refused => "refused",
             }
             .to_owned(),
+            record.reason.clone().unwrap_or_default(),
         ]
     })
 }

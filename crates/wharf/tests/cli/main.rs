@@ -6,10 +6,14 @@
 mod apiserver;
 mod node;
 mod repair;
+#[path = "../../../wharf-server/tests/common/volumes.rs"]
+mod storage;
+mod volume;
 mod world;
 
 use std::{os::unix::fs::PermissionsExt, process::Stdio};
 
+use apiserver::World as Kubernetes;
 use wharf_testbed::process::{Process, Signal};
 use world::{DEADLINE, PASSWORD, World};
 

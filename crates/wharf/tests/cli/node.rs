@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A server that knows the cluster as `demo`.
-fn world(kubernetes: &Kubernetes) -> World {
+pub fn world(kubernetes: &Kubernetes) -> World {
     let world = World::with_server();
     let file = world.path("kubeconfig");
     std::fs::write(&file, kubernetes.server.kubeconfig()).unwrap();
