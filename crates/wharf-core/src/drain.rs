@@ -34,8 +34,8 @@ pub use policy::{Jobs, Ladder, Order, PARALLEL, Policy, RETRY, Rule, Sequence};
 pub use record::{Ages, DrainOptions, DrainRecord, Left, Progress, SHOWN, TIMEOUT_SECONDS};
 pub use report::{Failure, Report, Stage, WaitReason, Waiting};
 pub use snapshot::{
-    Answer, Budget, BudgetFacts, Controller, Cordon, NodeFacts, Pin, PodFacts, PodRef, Snapshot,
-    Try, Volumes,
+    Answer, Budget, BudgetFacts, Controller, Cordon, HeldFor, NodeFacts, Pin, PodFacts, PodRef,
+    Snapshot, Try, Volumes,
 };
 
 /// What to do next.

@@ -18,6 +18,7 @@ mod decide;
 mod entry;
 mod observation;
 mod queue;
+mod volumes;
 mod wait;
 
 #[cfg(test)]
@@ -38,4 +39,5 @@ pub use entry::{
 };
 pub use observation::{Etcd, Fleet, Machine, Machines, Observation, Probe, Probed, is_healthy};
 pub use queue::{AddError, MAX_ENTRIES, NoSuchEntry, Queue, QueueHead, Request};
+pub use volumes::{Fencing, HeldVolume, decide_fencing};
 pub use wait::Wait;

@@ -16,7 +16,7 @@ mod lookups;
 pub(crate) mod objects;
 mod sight;
 
-pub(crate) use objects::{MIRROR, NodeSeen};
+pub(crate) use objects::{MIRROR, NodeSeen, PodSeen};
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use super::{
     budget::{Allowances, Outlook, Say, outlook},
     policy::{Jobs, Policy, is_due},
     report::remark,
-    snapshot::{Answer, Controller, PodFacts, PodRef, Snapshot},
+    snapshot::{Answer, Controller, HeldFor, PodFacts, PodRef, Snapshot},
 };
 
 /// What becomes of a pod.
@@ -199,17 +199,24 @@ impl Seen<'_> {
 /// The volumes that are still attached for the sake of pods that left. Those of pods that stay are
 /// theirs.
 pub(super) fn volumes_left(snapshot: &Snapshot, now: Timestamp, policy: &Policy) -> Vec<String> {
-    let Some(wait) = policy.volumes else { return Vec::new() };
-    let begun = snapshot.empty_since.unwrap_or(now);
     // A silent node says nothing about its volumes either.
-    if is_due(begun, wait, now) || is_lost(snapshot, now, policy) {
+    if is_lost(snapshot, now, policy) {
         return Vec::new();
     }
-    let kept = |name: &&String| snapshot.pods.iter().any(|pod| pod.volumes.contains(name));
-    let attached = |name: &&String| snapshot.volumes.attached.contains(name);
-    let drained = snapshot.volumes.drained.iter();
-    let mut left: Vec<String> =
-        drained.filter(attached).filter(|name| !kept(name)).cloned().collect();
+    let begun = snapshot.empty_since.unwrap_or(now);
+    let mut left = Vec::new();
+    if policy.volumes.is_some_and(|wait| !is_due(begun, wait, now)) {
+        let kept = |name: &&String| snapshot.pods.iter().any(|pod| pod.volumes.contains(name));
+        let attached = |name: &&String| snapshot.volumes.attached.contains(name);
+        let drained = snapshot.volumes.drained.iter();
+        left.extend(drained.filter(attached).filter(|name| !kept(name)).cloned());
+    }
+    if policy.held_volumes.is_none_or(|wait| !is_due(begun, wait, now)) {
+        let is_there =
+            |held: &&HeldFor| snapshot.pods.iter().any(|pod| pod.pod.uid == held.pod_uid);
+        let held = snapshot.volumes.held.iter().filter(|held| !is_there(held));
+        left.extend(held.map(|held| held.volume.clone()));
+    }
     left.sort();
     left.dedup();
     left

@@ -428,6 +428,7 @@ fn volumes_of_drained_pods_are_waited_for_until_their_deadline() {
     snapshot.volumes = Volumes {
         drained: names(&["pv-b", "pv-a", "pv-shared", "pv-gone"]),
         attached: names(&["pv-a", "pv-b", "pv-shared", "pv-foreign"]),
+        held: Vec::new(),
     };
     snapshot.empty_since = Some(at(10));
     let waiting = Policy { volumes: Some(Duration::from_secs(30)), ..policy() };
@@ -439,6 +440,31 @@ fn volumes_of_drained_pods_are_waited_for_until_their_deadline() {
     assert_eq!(line_by(&snapshot, 39, &policy()), "done | ");
     snapshot.volumes.attached = names(&["pv-shared"]);
     assert_eq!(line_by(&snapshot, 11, &waiting), "done | ");
+}
+
+#[test]
+fn volumes_of_ours_are_waited_for_until_the_end_of_the_drain_or_as_long_as_was_asked() {
+    let stays = PodFacts { controller: Controller::DaemonSet, ..pod("proxy") };
+    let held = |volume: &str, pod_uid: &str| HeldFor {
+        volume: volume.to_owned(),
+        pod_uid: pod_uid.to_owned(),
+    };
+    let mut snapshot = cordoned(vec![stays.clone()]);
+    snapshot.volumes.held = vec![held("pv-b", "left"), held("pv-stays", &stays.pod.uid)];
+    snapshot.empty_since = Some(at(10));
+    let decision = decide_drain(&snapshot, at(39), &policy());
+    assert_eq!((decision.verdict, decision.report.stage), (Verdict::Going, Stage::Detaching));
+    let text = decision.report.waiting[0].to_string();
+    assert_eq!(text, "volumes of drained pods are attached: pv-b");
+    let late = Policy { deadline: at(39), ..policy() };
+    assert_eq!(line_by(&snapshot, 39, &late), "done | ", "a drain is not failed by it");
+    let hasty = Policy { held_volumes: Some(Duration::from_secs(5)), ..policy() };
+    assert_eq!(line_by(&snapshot, 14, &hasty), "going | ");
+    assert_eq!(line_by(&snapshot, 15, &hasty), "done | ");
+    let never = Policy { held_volumes: Some(Duration::ZERO), ..policy() };
+    assert_eq!(line_by(&snapshot, 10, &never), "done | ");
+    snapshot.volumes.held.remove(0);
+    assert_eq!(line_by(&snapshot, 11, &policy()), "done | ");
 }
 
 #[test]

@@ -40,6 +40,9 @@ pub struct Policy {
     pub grace_seconds: Option<u32>,
     /// How long volumes of drained pods are waited for once the node is empty.
     pub volumes: Option<Duration>,
+    /// How long the node may hold volumes of ours for drained pods; `None`: until the deadline. Unlike
+    /// others these are always asked about: nobody else says that they are unmounted.
+    pub held_volumes: Option<Duration>,
     /// On a node that has not been ready for so long, pods that are terminating count as gone, and
     /// Jobs do not block. `None`: they are waited for.
     pub lost_after: Option<Duration>,
@@ -92,6 +95,7 @@ impl Policy {
             ladder: None,
             grace_seconds: None,
             volumes: None,
+            held_volumes: None,
             lost_after: Some(LOST_AFTER),
         }
     }

@@ -102,6 +102,7 @@ impl DrainOptions {
             ladder: has_rungs.then_some(ladder),
             grace_seconds: self.grace_period_seconds,
             volumes: self.wait_volumes_seconds.map(seconds),
+            held_volumes: self.wait_volumes_seconds.map(seconds),
             ..Policy::removal(owner, self.deadline(begun))
         }
     }

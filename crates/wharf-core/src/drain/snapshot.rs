@@ -58,6 +58,16 @@ pub struct Volumes {
     pub drained: Vec<String>,
     /// That the node uses (`volumesInUse`) or is attached to (`VolumeAttachment`).
     pub attached: Vec<String>,
+    /// Volumes of ours that the node holds for pods that this drain has seen there and that had to
+    /// leave.
+    pub held: Vec<HeldFor>,
+}
+
+/// A volume, and the pod that the node holds it for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HeldFor {
+    pub volume: String,
+    pub pod_uid: String,
 }
 
 /// A pod beyond doubt: a name can be given to a new pod, a UID cannot.

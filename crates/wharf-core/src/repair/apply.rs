@@ -21,6 +21,9 @@ pub enum Outcome {
     DrainFailed(Failure),
     /// The drain ended for a reason outside of it: the cluster refuses, or does not answer.
     DrainBroken(String),
+    /// The volumes of the node are taken from it, as far as they could be. What it holds yet is
+    /// explained.
+    VolumesFenced { since: Timestamp, left: Vec<String> },
     /// The command that was begun at this time has ended.
     CommandEnded { begun: Timestamp, end: End },
 }
@@ -43,7 +46,15 @@ pub fn apply(config: &RepairConfig, entry: &mut Entry, outcome: Outcome, now: Ti
         Outcome::CommandEnded { begun, end } if entry.phase.command_begun() == Some(begun) => {
             command_ended(config, entry, &end, now);
         }
+        Outcome::VolumesFenced { since, left } if entry.phase == (Phase::Fencing { since }) => {
+            let reason = match left.is_empty() {
+                true => "the node holds no volume any more".to_owned(),
+                false => format!("the node still holds volumes: {}", left.join("; ")),
+            };
+            entry.move_to(Phase::Drained { since: now }, &reason, now);
+        }
         Outcome::Drained
+        | Outcome::VolumesFenced { .. }
         | Outcome::DrainFailed(_)
         | Outcome::DrainBroken(_)
         | Outcome::CommandEnded { .. } => return false,
@@ -88,6 +99,7 @@ fn command_ended(config: &RepairConfig, entry: &mut Entry, end: &End, now: Times
         | Phase::Stepping { .. }
         | Phase::Draining { .. }
         | Phase::Drained { .. }
+        | Phase::Fencing { .. }
         | Phase::Pausing { .. }
         | Phase::Watching { .. }
         | Phase::Succeeded { .. }

@@ -44,6 +44,8 @@ pub struct RepairConfig {
     pub grace_seconds: Option<u32>,
     /// How long volumes of drained pods are waited for; 0: not at all.
     pub volume_timeout_seconds: u64,
+    /// How long a step with `fence_volumes` waits until the node's volumes are taken from it.
+    pub fence_timeout_seconds: u64,
     /// A node that has been silent for so long is not waited for; 0: it always is.
     pub unreachable_seconds: u64,
     pub backoff_base_seconds: u64,
@@ -102,8 +104,9 @@ pub struct Step {
     pub watch_seconds: u64,
     pub on_failure: OnFailure,
     pub on_restart: OnRestart,
-    /// Once the command has succeeded the machine is known to be off, so that its volumes may be
-    /// taken from it (the out-of-service taint).
+    /// The node's volumes are taken from it before the command, as far as their storage can. Once
+    /// the command has succeeded the machine is known to be off, so that all may be taken from it
+    /// (the out-of-service taint).
     pub fence_volumes: bool,
 }
 
@@ -190,6 +193,7 @@ impl Default for RepairConfig {
             delete_after_seconds: None,
             grace_seconds: None,
             volume_timeout_seconds: 60,
+            fence_timeout_seconds: 60,
             unreachable_seconds: 300,
             backoff_base_seconds: 300,
             cordon_first: false,
@@ -262,6 +266,7 @@ impl RepairConfig {
             ladder: climbs.then_some(ladder),
             grace_seconds: self.grace_seconds,
             volumes: given(self.volume_timeout_seconds),
+            held_volumes: Some(seconds(self.volume_timeout_seconds)),
             lost_after: given(self.unreachable_seconds),
             ..drain::Policy::removal(owner, deadline)
         }

@@ -76,6 +76,12 @@ pub enum Effect {
     },
     /// End the drain; nothing is applied for it. A cordon that it leaves goes by a later pass.
     StopDrain,
+    /// Mark the Node and wait until its volumes are taken from it, by [`super::decide_fencing`].
+    FenceVolumes {
+        node: String,
+        since: Timestamp,
+        until: Timestamp,
+    },
     Run(Command),
 }
 
@@ -92,6 +98,10 @@ pub enum NodeAction {
         node: String,
     },
     Unfence {
+        node: String,
+    },
+    /// Let the node have volumes again.
+    UnfenceVolumes {
         node: String,
     },
 }
@@ -377,7 +387,8 @@ impl<'a> Pass<'a> {
             | Wait::Cooldown(time)
             | Wait::Pause(time)
             | Wait::Stabilising(time)
-            | Wait::Watching(time) => self.wake(*time),
+            | Wait::Watching(time)
+            | Wait::Volumes(time) => self.wake(*time),
             Wait::OutsideWindows | Wait::Flapping(_) => {
                 self.wake(later(self.now, LOOK_AGAIN_SECONDS));
             }

@@ -60,6 +60,8 @@ pub struct Entry {
     pub commands_begun: u32,
     /// The machine was proved to be off, so its volumes may be taken away.
     pub fenced: bool,
+    /// Its node is marked as one that holds no volumes by right.
+    pub volumes_fenced: bool,
     /// A person said that it may go on although the machine was repaired so often.
     pub flap_cleared: bool,
 }
@@ -85,6 +87,10 @@ pub enum Phase {
     },
     /// The node is empty; the command has not begun.
     Drained {
+        since: Timestamp,
+    },
+    /// The node's volumes are being taken from it; the command has not begun.
+    Fencing {
         since: Timestamp,
     },
     Commanding {
@@ -154,6 +160,7 @@ impl Phase {
             | Phase::Stepping { .. }
             | Phase::Draining { .. }
             | Phase::Drained { .. }
+            | Phase::Fencing { .. }
             | Phase::Commanding { .. }
             | Phase::Pausing { .. }
             | Phase::Watching { .. }
@@ -168,7 +175,9 @@ impl Phase {
     pub fn step_status(self) -> StepStatus {
         match self {
             Phase::Queued | Phase::Waiting | Phase::Stepping { .. } => StepStatus::Waiting,
-            Phase::Draining { .. } | Phase::Drained { .. } => StepStatus::Draining,
+            Phase::Draining { .. } | Phase::Drained { .. } | Phase::Fencing { .. } => {
+                StepStatus::Draining
+            }
             Phase::Commanding { .. }
             | Phase::Pausing { .. }
             | Phase::Watching { .. }
@@ -191,6 +200,7 @@ impl Phase {
             Phase::Stepping { .. }
             | Phase::Draining { .. }
             | Phase::Drained { .. }
+            | Phase::Fencing { .. }
             | Phase::Commanding { .. }
             | Phase::Pausing { .. }
             | Phase::Watching { .. }
@@ -209,6 +219,7 @@ impl Phase {
             | Phase::Stepping { .. }
             | Phase::Draining { .. }
             | Phase::Drained { .. }
+            | Phase::Fencing { .. }
             | Phase::Pausing { .. }
             | Phase::Watching { .. }
             | Phase::Succeeded { .. }
@@ -298,6 +309,7 @@ impl Entry {
             started: None,
             commands_begun: 0,
             fenced: false,
+            volumes_fenced: false,
             flap_cleared: false,
         }
     }
@@ -341,6 +353,7 @@ impl Entry {
             Phase::Failed { step_status }
         };
         self.fenced = false;
+        self.volumes_fenced = false;
         self.move_to(phase, reason, now);
     }
 
@@ -353,6 +366,12 @@ impl Entry {
         let seconds =
             base_seconds.saturating_mul(u64::from(self.drain_backoff_count)).saturating_add(spread);
         self.drain_backoff_expire = Some(whole_seconds(super::config::later(now, seconds)));
+        self.give_back(reason, now);
+    }
+
+    /// Nothing of the step counts any more.
+    pub(super) fn give_back(&mut self, reason: &str, now: Timestamp) {
+        self.volumes_fenced = false;
         self.move_to(Phase::Waiting, reason, now);
     }
 }

@@ -17,7 +17,7 @@ pub struct Observation {
     pub probes: QuickMap<u64, Probe>,
     /// The drains that this process is carrying out, by the entry's index, with the address.
     pub drains: HashMap<u64, String>,
-    /// The entries whose command this process is running.
+    /// The entries whose command this process is running, or whose volumes it is fencing.
     pub commands: HashSet<u64>,
     /// What others have taken out of service. Repairs are counted from the queue itself.
     pub guard: Guard,
@@ -37,6 +37,8 @@ pub struct Machine {
     pub cordoned_by: Option<String>,
     /// The Node carries the out-of-service taint of a repair.
     pub fenced: bool,
+    /// The Node carries the mark by which its volumes go to others.
+    pub volumes_fenced: bool,
 }
 
 impl Machine {

@@ -112,6 +112,7 @@ fn words(decision: &Decision) -> Vec<String> {
             Some(Effect::Probe(_)) => " probe".to_owned(),
             Some(Effect::StartDrain { node, .. }) => format!(" drain {node}"),
             Some(Effect::StopDrain) => " stop-drain".to_owned(),
+            Some(Effect::FenceVolumes { node, .. }) => format!(" fence-volumes {node}"),
             Some(Effect::Run(command)) => format!(" run {}", command.argv.join(" ")),
         };
         format!("{}:{write}{effect}", action.index)

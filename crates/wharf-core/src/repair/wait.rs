@@ -35,6 +35,8 @@ pub enum Wait {
     Drain,
     /// The Node is still marked as out of service.
     Fenced,
+    /// The node's volumes are taken from it, at the longest until then.
+    Volumes(Timestamp),
     Command,
     /// Healthy, but as many success commands run as may.
     Hooks,
@@ -79,6 +81,9 @@ impl fmt::Display for Wait {
             }
             Wait::Drain => f.write_str("the node is being drained"),
             Wait::Fenced => f.write_str("the Node is still tainted as out of service"),
+            Wait::Volumes(until) => {
+                write!(f, "the node's volumes are taken from it, at the longest until {until:.0}")
+            }
             Wait::Command => f.write_str("the command runs"),
             Wait::Hooks => f.write_str("the machine is healthy; other success commands run"),
             Wait::Pause(until) => write!(f, "the command is tried again at {until:.0}"),

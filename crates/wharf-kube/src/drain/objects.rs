@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde::{Deserialize, de::IgnoredAny};
 use wharf_core::{
-    drain::{BudgetFacts, NodeFacts},
+    drain::{BudgetFacts, NodeFacts, PodRef},
     selector::{Labels, Selector},
+    volume::record::{Entry, Phase},
 };
 
 use crate::{cordon::mark_in, watch::Followed};
@@ -72,16 +73,17 @@ pub(super) struct Named {
 
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct PodSeen {
-    pub metadata: Meta,
-    pub spec: PodSpec,
+pub(crate) struct PodSeen {
+    pub(super) metadata: Meta,
+    pub(super) spec: PodSpec,
     status: PodStatus,
 }
 
 #[derive(Clone, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct PodSpec {
     pub priority: i32,
+    node_name: String,
     volumes: Vec<Volume>,
 }
 
@@ -116,6 +118,16 @@ pub(crate) struct Condition {
 }
 
 impl PodSeen {
+    pub fn pod_ref(&self) -> PodRef {
+        let Meta { namespace, name, uid, .. } = &self.metadata;
+        PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
+    }
+
+    /// Empty while it is bound to none.
+    pub fn node_name(&self) -> &str {
+        &self.spec.node_name
+    }
+
     pub fn is_finished(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
@@ -277,6 +289,32 @@ impl AttachmentSeen {
     /// The persistent volume that it attaches to this node.
     pub fn volume_on(self, node: &str) -> Option<String> {
         self.spec.source.persistent_volume_name.filter(|_| self.spec.node_name == node)
+    }
+}
+
+/// The record of who may use a volume of ours, which kubelet tells nobody of.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RecordSeen {
+    pub metadata: Meta,
+    attachments: Vec<Entry>,
+}
+
+impl RecordSeen {
+    /// The UIDs of the pods on this node that have the volume. What a person released is nobody's.
+    pub fn pods_on(&self, node: &str) -> Vec<String> {
+        let holds = |entry: &&Entry| match entry.phase {
+            Phase::Attaching | Phase::Attached | Phase::Fencing => entry.node == node,
+            Phase::Released => false,
+        };
+        let holders = self.attachments.iter().filter(holds);
+        holders.map(|entry| entry.pod_uid.clone()).collect()
+    }
+}
+
+impl Followed for RecordSeen {
+    fn version(&self) -> &str {
+        &self.metadata.resource_version
     }
 }
 

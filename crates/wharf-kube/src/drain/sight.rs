@@ -12,12 +12,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ListParams;
 use wharf_core::drain::{
-    BudgetFacts, Controller, Pin, PodFacts, PodRef, Policy, Snapshot, Try, Volumes,
+    BudgetFacts, Controller, HeldFor, Pin, PodFacts, PodRef, Policy, Snapshot, Try, Volumes,
 };
 
 use super::{
     lookups::{Found, Key, Lookups, Question, Volume},
-    objects::{AttachmentSeen, BudgetSeen, MIRROR, NodeSeen, PodSeen},
+    objects::{AttachmentSeen, BudgetSeen, MIRROR, NodeSeen, PodSeen, RecordSeen},
 };
 use crate::{
     clock::Clock,
@@ -36,6 +36,9 @@ const PERSIST: Duration = Duration::from_secs(5);
 const PODS: &str = "/api/v1/pods";
 const BUDGETS: &str = "/apis/policy/v1/poddisruptionbudgets";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
+/// Of volumes of ours, which kubelet tells nobody of. A cluster that does not know them costs one
+/// question.
+const RECORDS: &str = "/apis/wharf.dev/v1/attachments";
 
 /// Something that a watch told.
 pub(super) enum Told {
@@ -43,6 +46,7 @@ pub(super) enum Told {
     Pods(Result<Change<PodSeen>>),
     Budgets(Result<Change<BudgetSeen>>),
     Attachments(Result<Change<AttachmentSeen>>),
+    Records(Result<Change<RecordSeen>>),
 }
 
 pub(super) struct Sight<'a> {
@@ -55,6 +59,7 @@ pub(super) struct Sight<'a> {
     budgets: Option<Follow<BudgetSeen>>,
     /// Followed once there are volumes to wait for.
     attachments: Option<Follow<AttachmentSeen>>,
+    records: Option<Follow<RecordSeen>>,
     /// What has been told for the first time.
     known: Known,
     pub snapshot: Snapshot,
@@ -67,6 +72,10 @@ pub(super) struct Sight<'a> {
     lookups: Lookups,
     in_use: Vec<String>,
     attached: BTreeMap<String, String>,
+    /// The volumes of ours that the node holds, with the UIDs of the pods that it does so for.
+    held: BTreeMap<String, Vec<String>>,
+    /// The UIDs of pods with claims that had to leave.
+    leaving: BTreeSet<String>,
     /// The last thing that went wrong, until something goes right.
     pub failure: Option<KubeError>,
 }
@@ -77,6 +86,7 @@ struct Known {
     pods: bool,
     budgets: bool,
     attachments: bool,
+    records: bool,
 }
 
 impl<'a> Sight<'a> {
@@ -91,6 +101,7 @@ impl<'a> Sight<'a> {
             pods: follow_pods(cluster, node),
             budgets: Some(Follow::new(cluster.clone(), BUDGETS, None, WATCH)),
             attachments: None,
+            records: None,
             known: Known::default(),
             snapshot: Snapshot::default(),
             all_budgets: BTreeMap::new(),
@@ -99,25 +110,29 @@ impl<'a> Sight<'a> {
             lookups: Lookups::default(),
             in_use: Vec::new(),
             attached: BTreeMap::new(),
+            held: BTreeMap::new(),
+            leaving: BTreeSet::new(),
             failure: None,
         }
     }
 
     /// Waits for a change. May be dropped and called again.
     pub async fn next(&mut self) -> Told {
-        let Self { nodes, pods, budgets, attachments, .. } = self;
+        let Self { nodes, pods, budgets, attachments, records, .. } = self;
         tokio::select! {
             change = nodes.next() => Told::Node(change),
             change = pods.next() => Told::Pods(change),
             change = next_of(budgets) => Told::Budgets(change),
             change = next_of(attachments) => Told::Attachments(change),
+            change = next_of(records) => Told::Records(change),
         }
     }
 
     /// Whether enough is known to decide.
     pub fn is_complete(&self) -> bool {
         let attachments = self.known.attachments || self.attachments.is_none();
-        self.known.node && self.known.pods && self.known.budgets && attachments
+        let records = self.known.records || self.records.is_none();
+        self.known.node && self.known.pods && self.known.budgets && attachments && records
     }
 
     /// Takes in what was told.
@@ -131,6 +146,7 @@ impl<'a> Sight<'a> {
             Told::Pods(Err(error)) => Err(error),
             Told::Budgets(change) => self.take_budgets(change),
             Told::Attachments(change) => self.take_attachments(change),
+            Told::Records(change) => self.take_records(change),
         };
         match taken {
             Ok(()) => {
@@ -277,11 +293,7 @@ impl<'a> Sight<'a> {
         let meta = &pod.metadata;
         let owner = meta.controller();
         PodFacts {
-            pod: PodRef {
-                namespace: meta.namespace.clone(),
-                name: meta.name.clone(),
-                uid: meta.uid.clone(),
-            },
+            pod: pod.pod_ref(),
             labels: meta.labels.clone(),
             controller: owner.map_or(Controller::None, |owner| self.controller(owner)),
             mirror: meta.annotations.contains_key(MIRROR),
@@ -327,6 +339,13 @@ impl<'a> Sight<'a> {
         if facts.mirror || facts.finished || facts.controller == Controller::DaemonSet {
             return;
         }
+        // Only those may hold a volume of ours; the record says so without their claims.
+        if pod.claims().next().is_some() {
+            self.leaving.insert(pod.metadata.uid.clone());
+            if self.records.is_none() && !self.known.records {
+                self.records = Some(Follow::new(self.cluster.clone(), RECORDS, None, WATCH));
+            }
+        }
         let Volumes { drained, .. } = &mut self.snapshot.volumes;
         for name in &facts.volumes {
             if !drained.contains(name) {
@@ -337,6 +356,7 @@ impl<'a> Sight<'a> {
             let follow = Follow::new(self.cluster.clone(), ATTACHMENTS, None, WATCH);
             self.attachments = Some(follow);
         }
+        self.find_held();
     }
 
     /// Asks what has to be known of these pods and is not known yet.
@@ -475,6 +495,43 @@ impl<'a> Sight<'a> {
             Some(volume) => self.attached.insert(name, volume),
             None => self.attached.remove(&name),
         };
+    }
+
+    fn take_records(&mut self, change: Result<Change<RecordSeen>>) -> Result<()> {
+        match change {
+            // The cluster has no volumes of ours, or they may not be read.
+            Err(error) if matches!(error.code(), Some(403 | 404)) => self.records = None,
+            Err(error) => return Err(error),
+            Ok(Change::All(all)) => {
+                self.held.clear();
+                all.into_iter().for_each(|one| self.put_record(one));
+            }
+            Ok(Change::Is(one)) => self.put_record(one),
+            Ok(Change::Again) => return Ok(()),
+            Ok(Change::Gone(one)) => {
+                self.held.remove(&one.metadata.name);
+            }
+        }
+        self.known.records = true;
+        self.find_held();
+        Ok(())
+    }
+
+    fn put_record(&mut self, one: RecordSeen) {
+        let pods = one.pods_on(self.node);
+        if pods.is_empty() {
+            self.held.remove(&one.metadata.name);
+        } else {
+            self.held.insert(one.metadata.name, pods);
+        }
+    }
+
+    fn find_held(&mut self) {
+        let held = self.held.iter().flat_map(|(volume, pods)| {
+            let leaving = pods.iter().filter(|pod| self.leaving.contains(*pod));
+            leaving.map(|pod| HeldFor { volume: volume.clone(), pod_uid: pod.clone() })
+        });
+        self.snapshot.volumes.held = held.collect();
     }
 
     fn find_attached(&mut self) {

@@ -9,13 +9,17 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use jiff::Timestamp;
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
 };
 use wharf_core::{
     drain::{self, Report},
-    repair::{Command, CommandKind, End, Exit, NodeAction, Outcome, Probed, is_healthy},
+    repair::{
+        Command, CommandKind, End, Exit, Fencing, NodeAction, Outcome, Probed, decide_fencing,
+        is_healthy,
+    },
 };
 use wharf_kube::{
     Cluster, KubeError,
@@ -27,6 +31,8 @@ use crate::{app::App, error::chain, metrics::RepairLabels};
 
 /// An event that a drain is blocked is not told again before this, unless by another pod.
 const BLOCKED_EVERY: Duration = Duration::from_secs(60);
+/// Between two looks at the volumes of a node that is being fenced.
+const FENCE_LOOK: Duration = Duration::from_secs(1);
 const NOT_CONNECTED: &str = "the cluster's API cannot be reached";
 
 /// What something is begun for.
@@ -107,6 +113,24 @@ impl Effects {
             tell(&ends, Ended::Command { index, outcome });
             let reason = if well { "RepairCommandSucceeded" } else { "RepairCommandFailed" };
             bulletin.post(!well, reason, &text).await;
+        });
+    }
+
+    pub fn fence_volumes(&mut self, about: Begun, since: Timestamp, until: Timestamp) {
+        let (ends, index) = (self.ends.clone(), about.index);
+        let (cluster, bulletin) = (self.cluster.clone(), self.bulletin(&about));
+        self.spawn(async move {
+            let text = format!("its volumes are taken from it for the repair of {}", about.address);
+            bulletin.post(false, "RepairFencesVolumes", &text).await;
+            let left = match &cluster {
+                Some(cluster) => fenced(cluster, &about.node, until).await,
+                None => vec![NOT_CONNECTED.to_owned()],
+            };
+            if !left.is_empty() {
+                bulletin.post(true, "RepairVolumesHeld", &left.join("; ")).await;
+            }
+            let outcome = Outcome::VolumesFenced { since, left };
+            tell(&ends, Ended::Command { index, outcome });
         });
     }
 
@@ -238,11 +262,37 @@ async fn drained(
     }
 }
 
+/// Takes the volumes of a node from it; what it holds yet, or why that is not known. A repair goes on
+/// all the same: to leave a broken machine running frees nothing.
+async fn fenced(cluster: &Cluster, node: &str, until: Timestamp) -> Vec<String> {
+    loop {
+        let looked = async {
+            match cluster.fence_volumes(node).await {
+                // Agents judge by what they find: nobody is there any more.
+                Err(error) if error.is_not_found() => {}
+                marked => marked?,
+            }
+            Ok::<_, KubeError>(cluster.look_at_volumes().await?.held_on(node))
+        };
+        let now = Timestamp::now();
+        match looked.await {
+            Ok(held) => match decide_fencing(&held, now, until) {
+                Fencing::Done(left) => return left,
+                Fencing::Wait(_) => {}
+            },
+            Err(error) if now >= until => return vec![chain(&error)],
+            Err(error) => tracing::debug!(?error, node, "its volumes will be looked at again"),
+        }
+        tokio::time::sleep(FENCE_LOOK).await;
+    }
+}
+
 async fn act_on_node(cluster: &Cluster, action: &NodeAction) -> Result<(), String> {
     let done = match action {
         NodeAction::Uncordon { node, owner } => cluster.uncordon(node, owner).await.map(drop),
         NodeAction::Fence { node } => cluster.fence(node).await,
         NodeAction::Unfence { node } => cluster.unfence(node).await,
+        NodeAction::UnfenceVolumes { node } => cluster.unfence_volumes(node).await,
     };
     match done {
         // Nothing is left on a Node that is gone.

@@ -75,6 +75,7 @@ impl Facts {
                     opted_out: node.opted_out,
                     cordoned_by: node.cordoned_by.clone(),
                     fenced: node.fenced,
+                    volumes_fenced: node.volumes_fenced,
                 },
             );
         }
@@ -233,6 +234,7 @@ mod tests {
             opted_out: false,
             cordoned_by: Some("repair 10.0.0.1".to_owned()),
             fenced: false,
+            volumes_fenced: false,
         }
     }
 

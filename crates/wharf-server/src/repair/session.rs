@@ -278,6 +278,10 @@ impl<'a> Session<'a> {
                 self.effects.drain(Begun { node, ..about }, *policy);
             }
             Effect::StopDrain => self.stop_drain(index),
+            Effect::FenceVolumes { node, since, until } => {
+                self.seen.commands.insert(index);
+                self.effects.fence_volumes(Begun { node, ..about }, since, until);
+            }
         }
     }
 

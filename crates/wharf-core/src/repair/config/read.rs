@@ -62,6 +62,11 @@ pub(super) fn config(value: &Value) -> Result<RepairConfig, Faults> {
             plain.volume_timeout_seconds,
             0,
         ),
+        fence_timeout_seconds: fields.seconds(
+            "fence_timeout_seconds",
+            plain.fence_timeout_seconds,
+            0,
+        ),
         unreachable_seconds: fields.seconds("unreachable_seconds", plain.unreachable_seconds, 0),
         backoff_base_seconds: fields.seconds("backoff_base_seconds", plain.backoff_base_seconds, 1),
         cordon_first: fields.flag("cordon_first"),

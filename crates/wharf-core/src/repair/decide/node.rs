@@ -10,6 +10,7 @@ use crate::repair::entry::{Phase, Status};
 struct Wish {
     in_hand: bool,
     fenced: bool,
+    volumes_fenced: bool,
     /// The last repair failed, and its cordon is to stay.
     kept: bool,
 }
@@ -31,6 +32,9 @@ impl Pass<'_> {
             if machine.fenced && !wish(address).fenced {
                 actions.push(NodeAction::Unfence { node: node() });
             }
+            if machine.volumes_fenced && !wish(address).volumes_fenced {
+                actions.push(NodeAction::UnfenceVolumes { node: node() });
+            }
             // The owner names the machine, which may have another address by now.
             let Some(owner) = machine.cordoned_by.as_deref() else { continue };
             let Some(owned) = owned_machine(&self.queue.head, owner) else { continue };
@@ -51,7 +55,9 @@ impl Pass<'_> {
             let wish = wishes.entry(&entry.address).or_default();
             let in_hand = entry.phase.holds();
             wish.in_hand |= in_hand;
-            wish.fenced |= entry.fenced && !entry.deleted && !entry.is_finished();
+            let lives = !entry.deleted && !entry.is_finished();
+            wish.fenced |= entry.fenced && lives;
+            wish.volumes_fenced |= entry.volumes_fenced && lives;
             // By index, so that the last one decides.
             if entry.is_finished() && entry.started.is_some() {
                 let failed = entry.status() == Status::Failed;
@@ -72,7 +78,8 @@ impl NodeAction {
         match self {
             NodeAction::Uncordon { node, .. }
             | NodeAction::Fence { node }
-            | NodeAction::Unfence { node } => node,
+            | NodeAction::Unfence { node }
+            | NodeAction::UnfenceVolumes { node } => node,
         }
     }
 }

@@ -61,6 +61,7 @@ impl<'a> Pass<'a> {
         }
         match entry.phase {
             Phase::Commanding { attempt, .. } => self.command_lost(entry, operation, attempt),
+            Phase::Fencing { since } => self.tend_fencing(entry, since),
             Phase::Succeeding { begun: None } => self.succeed(entry, operation),
             Phase::Failing { begun: None } => {
                 let reason = entry.reason.clone();
@@ -106,6 +107,17 @@ impl<'a> Pass<'a> {
         self.begin_step(entry.clone(), entry, operation, false);
     }
 
+    /// It has its own end and is not cut off, as a command is not.
+    fn tend_fencing(&mut self, entry: &'a Entry, since: Timestamp) {
+        let until = later(since, self.config.fence_timeout_seconds);
+        if !self.seen.commands.contains(&entry.index) {
+            let node = entry.nodename.clone();
+            let effect = Effect::FenceVolumes { node, since, until };
+            self.act(entry.index, Write::Nothing, Some(effect));
+        }
+        self.wait(entry, Wait::Volumes(until));
+    }
+
     /// Between commands: health first, then the phase's own business.
     fn tend(&mut self, entry: &'a Entry, operation: &'a Operation) {
         let watching = match entry.phase {
@@ -115,6 +127,7 @@ impl<'a> Pass<'a> {
             | Phase::Stepping { .. }
             | Phase::Draining { .. }
             | Phase::Drained { .. }
+            | Phase::Fencing { .. }
             | Phase::Commanding { .. }
             | Phase::Pausing { .. }
             | Phase::Succeeding { .. }
@@ -145,6 +158,7 @@ impl<'a> Pass<'a> {
             Phase::Stepping { .. } => self.begin_step(entry.clone(), entry, operation, false),
             Phase::Queued
             | Phase::Waiting
+            | Phase::Fencing { .. }
             | Phase::Commanding { .. }
             | Phase::Succeeding { .. }
             | Phase::Failing { .. }
@@ -319,6 +333,9 @@ impl<'a> Pass<'a> {
             return;
         }
         entry.started.get_or_insert(self.now);
+        if step.fence_volumes && !entry.volumes_fenced && self.machine(&entry).is_some() {
+            return self.fence_volumes(entry);
+        }
         entry.commands_begun = entry.commands_begun.saturating_add(1);
         let node = self.machine(&entry).map(|machine| machine.node.as_str());
         node.unwrap_or_default().clone_into(&mut entry.nodename);
@@ -330,6 +347,19 @@ impl<'a> Pass<'a> {
         entry.move_to(Phase::Commanding { attempt, begun: self.now }, &reason, self.now);
         let command = Command::repair(&entry, step, attempt, self.now);
         self.put(entry, Some(Effect::Run(command)));
+    }
+
+    /// Writes down that the node's volumes are to be taken from it, and begins with it.
+    fn fence_volumes(&mut self, mut entry: Entry) {
+        let node = self.machine(&entry).map(|machine| machine.node.clone()).unwrap_or_default();
+        node.clone_into(&mut entry.nodename);
+        entry.volumes_fenced = true;
+        let since = self.now;
+        let reason =
+            format!("the volumes of the node are taken from it before step {}", entry.step);
+        entry.move_to(Phase::Fencing { since }, &reason, self.now);
+        let until = later(since, self.config.fence_timeout_seconds);
+        self.put(entry, Some(Effect::FenceVolumes { node, since, until }));
     }
 
     /// The command was begun, and nobody runs it: the server stopped, or another took over.
@@ -418,7 +448,7 @@ impl<'a> Pass<'a> {
     /// the machine's fault, so the next try does not have to wait longer.
     fn give_back(&mut self, entry: &'a Entry) {
         let mut entry = entry.clone();
-        entry.move_to(Phase::Waiting, "the repair queue was disabled during the drain", self.now);
+        entry.give_back("the repair queue was disabled during the drain", self.now);
         self.put_stopping_drain(entry);
     }
 

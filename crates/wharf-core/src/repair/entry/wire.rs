@@ -48,6 +48,8 @@ pub(super) struct Wire {
     #[serde(default)]
     fenced: bool,
     #[serde(default)]
+    volumes_fenced: bool,
+    #[serde(default)]
     flap_cleared: bool,
 }
 
@@ -78,6 +80,7 @@ impl From<Entry> for Wire {
             started: Time(entry.started),
             commands_begun: entry.commands_begun,
             fenced: entry.fenced,
+            volumes_fenced: entry.volumes_fenced,
             flap_cleared: entry.flap_cleared,
         }
     }
@@ -116,6 +119,7 @@ impl TryFrom<Wire> for Entry {
             started: wire.started.0,
             commands_begun: wire.commands_begun,
             fenced: wire.fenced,
+            volumes_fenced: wire.volumes_fenced,
             flap_cleared: wire.flap_cleared,
         })
     }

@@ -89,6 +89,7 @@ delete_unready_after_seconds: 60
 delete_after_seconds: 600
 grace_seconds: 5
 volume_timeout_seconds: 0
+fence_timeout_seconds: 30
 unreachable_seconds: 0
 backoff_base_seconds: 2
 cordon_first: true

@@ -411,6 +411,85 @@ fn a_fenced_machine_is_freed_of_its_taint_before_the_next_command() {
 }
 
 #[test]
+fn a_step_that_fences_takes_the_nodes_volumes_before_its_command_and_once() {
+    let mut value = base();
+    let step =
+        value.pointer_mut("/repair_procedures/1/repair_operations/0/repair_steps/0").unwrap();
+    step["fence_volumes"] = json!(true);
+    value["fence_timeout_seconds"] = json!(30);
+    let config = config_of(&value);
+    let look = |queue: &Queue, observed: &Observation| {
+        super::super::decide(&config, queue, observed, at(NOW))
+    };
+    let (mut queue, mut observed) = one("drained", Phase::Drained { since: at(NOW) });
+    let decision = look(&queue, &observed);
+    assert_eq!(words(&decision), ["0: processing/0/draining fence-volumes n0"]);
+    let fencing = stored(&decision, 0);
+    assert!(fencing.volumes_fenced && fencing.commands_begun == 0);
+    let fence = Effect::FenceVolumes { node: "n0".to_owned(), since: at(NOW), until: at(NOW + 30) };
+    assert_eq!(decision.actions[0].effect, Some(fence));
+
+    queue.entries.insert(0, fencing.clone());
+    assert_eq!(
+        words(&look(&queue, &observed)),
+        ["0: fence-volumes n0"],
+        "begun anew after a crash"
+    );
+    observed.commands.insert(0);
+    observed.machines.insert(address(0), Machine { volumes_fenced: true, ..machine("n0") });
+    let decision = look(&queue, &observed);
+    assert_eq!((words(&decision), decision.nodes), (vec![], vec![]));
+    assert!(decision.waits[0].1.to_string().starts_with("the node's volumes are taken from it"));
+    observed.commands.clear();
+
+    let mut late = fencing.clone();
+    let other = Outcome::VolumesFenced { since: at(0), left: Vec::new() };
+    assert!(!apply(&config, &mut late, other, at(NOW)), "of an earlier try");
+    let mut done = fencing;
+    let left = vec!["volume pv of pod a/b: a client of dir ends only with its machine".to_owned()];
+    assert!(apply(&config, &mut done, Outcome::VolumesFenced { since: at(NOW), left }, at(NOW)));
+    assert!(done.reason.starts_with("the node still holds volumes: volume pv"), "{}", done.reason);
+    queue.entries.insert(0, done.clone());
+    assert_eq!(words(&look(&queue, &observed)), ["0: processing/0/watching run reset 10.0.0.1"]);
+
+    done.end(true, "the machine is healthy", at(NOW));
+    queue.entries.insert(0, done);
+    let decision = look(&queue, &observed);
+    assert_eq!(decision.nodes, [NodeAction::UnfenceVolumes { node: "n0".to_owned() }]);
+
+    let (queue, mut stranger) = one("drained", Phase::Drained { since: at(NOW) });
+    stranger.machines.clear();
+    let decision = look(&queue, &stranger);
+    assert_eq!(words(&decision), ["0: processing/0/watching run reset 10.0.0.1"], "no node");
+}
+
+#[test]
+fn only_volumes_that_can_be_taken_from_a_node_are_waited_for() {
+    use crate::volume::backend::Backend;
+    let held = |backend: Option<Backend>| HeldVolume {
+        volume: "pv".to_owned(),
+        pod: "shop/db-0".to_owned(),
+        backend,
+    };
+    let (rbd, dir, none) = (held(Some(Backend::Rbd)), held(Some(Backend::Dir)), held(None));
+    let say = |why: &str| format!("volume pv of pod shop/db-0: {why}");
+    let going = say("it is being shut out");
+    let stays = say("a client of dir ends only with its machine");
+    let late = say("nobody has shut the node out of it in time");
+    let gone = say("its storage cluster is gone");
+    for (held, now, expected) in [
+        (vec![], 0, Fencing::Done(vec![])),
+        (vec![rbd.clone()], 0, Fencing::Wait(vec![going.clone()])),
+        (vec![rbd.clone(), dir.clone()], 0, Fencing::Wait(vec![going, stays.clone()])),
+        (vec![dir], 0, Fencing::Done(vec![stays])),
+        (vec![none], 0, Fencing::Done(vec![gone])),
+        (vec![rbd], 30, Fencing::Done(vec![late])),
+    ] {
+        assert_eq!(decide_fencing(&held, at(now), at(30)), expected, "{held:?} {now}");
+    }
+}
+
+#[test]
 fn a_thousand_healthy_machines_do_not_start_a_thousand_processes() {
     let queue = queue_of((0..1000).map(|n| entry(n, "drained", Phase::Queued)).collect());
     let mut observed = seen(&[]);

@@ -58,6 +58,7 @@ struct World {
     healthy: HashMap<String, bool>,
     drains: HashMap<u64, i64>,
     commands: HashMap<u64, (i64, Command)>,
+    fencings: HashMap<u64, (i64, Timestamp)>,
     probes: HashMap<u64, (i64, Timestamp)>,
     /// Commands that were begun, by entry, step and attempt.
     begun: BTreeSet<(u64, usize, u32)>,
@@ -91,6 +92,7 @@ impl World {
             healthy,
             drains: HashMap::new(),
             commands: HashMap::new(),
+            fencings: HashMap::new(),
             probes: HashMap::new(),
             begun: BTreeSet::new(),
             chaos: true,
@@ -146,6 +148,7 @@ impl World {
     fn crash(&mut self) {
         self.drains.clear();
         self.commands.clear();
+        self.fencings.clear();
         self.probes.clear();
         self.seen.probes.clear();
         self.seen.drains.clear();
@@ -174,6 +177,13 @@ impl World {
             self.seen.commands.remove(&index);
             let end = ended(i32::from(self.chance.one_in(4)));
             self.apply(index, Outcome::CommandEnded { begun: command.begun, end });
+        }
+        let over: Vec<u64> =
+            self.fencings.iter().filter(|(_, run)| run.0 <= now).map(|(index, _)| *index).collect();
+        for index in over {
+            let (_, since) = self.fencings.remove(&index).unwrap();
+            self.seen.commands.remove(&index);
+            self.apply(index, Outcome::VolumesFenced { since, left: Vec::new() });
         }
         let over: Vec<u64> =
             self.probes.iter().filter(|(_, run)| run.0 <= now).map(|(index, _)| *index).collect();
@@ -243,6 +253,15 @@ impl World {
                     self.uncordon(&address);
                 }
             }
+            Effect::FenceVolumes { node, since, .. } => {
+                let entry = &self.queue.entries[&index];
+                assert_eq!(entry.phase, Phase::Fencing { since }, "the intent is stored");
+                let machine = self.seen.machines.get_mut(&entry.address).unwrap();
+                assert_eq!(machine.node, node);
+                machine.volumes_fenced = true;
+                assert!(self.seen.commands.insert(index), "two at once");
+                self.fencings.insert(index, (end, since));
+            }
             Effect::Run(command) => {
                 assert!(begins, "a command without an intent");
                 let entry = &self.queue.entries[&index];
@@ -253,10 +272,13 @@ impl World {
                 );
                 if let CommandKind::Repair { attempt } = command.kind {
                     assert!(enabled, "a command of {index} begins in a disabled queue");
-                    let fenced = self.seen.machines.get(&entry.address).is_some_and(|m| m.fenced);
+                    let machine = self.seen.machines.get(&entry.address);
+                    let fenced = machine.is_some_and(|machine| machine.fenced);
                     assert!(!fenced, "a command on a machine whose volumes are free for others");
                     let operation = self.config.operation("a", &entry.operation).unwrap();
                     let step = &operation.repair_steps[entry.step];
+                    let marked = machine.is_none_or(|machine| machine.volumes_fenced);
+                    assert!(marked || !step.fence_volumes, "the node has its volumes yet");
                     let first = self.begun.insert((index, entry.step, attempt));
                     assert!(first || step.on_restart == OnRestart::Rerun, "repeated: {entry:?}");
                 }
@@ -276,6 +298,7 @@ impl World {
             }
             NodeAction::Fence { .. } => machine.fenced = true,
             NodeAction::Unfence { .. } => machine.fenced = false,
+            NodeAction::UnfenceVolumes { .. } => machine.volumes_fenced = false,
         }
     }
 
@@ -326,6 +349,7 @@ fn no_world_breaks_a_rule_and_every_world_comes_to_rest() {
         assert!(world.queue.is_settled(), "seed {seed}: {:?}", world.queue.entries);
         for machine in world.seen.machines.values() {
             assert!(machine.cordoned_by.is_none() && !machine.fenced, "seed {seed}: {machine:?}");
+            assert!(!machine.volumes_fenced, "seed {seed}: {machine:?}");
         }
         ends.extend(world.queue.entries.values().map(Entry::status));
     }
