@@ -32,7 +32,8 @@ pub struct DrainRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0, maximum = 604800)]
     pub delete_after_seconds: Option<i64>,
-    /// How long the volumes of pods that left are waited for; by default they are not.
+    /// How long the volumes of pods that left are waited for; by default those of Wharf until the end
+    /// of the drain, and others not.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0, maximum = 604800)]
     pub wait_volumes_seconds: Option<i64>,

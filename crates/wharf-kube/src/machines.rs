@@ -238,6 +238,12 @@ mod tests {
             let kept = MachineSeen::from(serde_json::from_value::<Node>(kept).unwrap());
             assert!(kept.opted_out && !kept.fenced && !kept.etcd, "{place}");
         }
+        for (value, ours) in [("wharf", true), ("a person", false)] {
+            let taint = json!({ "key": "wharf.dev/fence-volumes", "value": value });
+            let marked = json!({ "metadata": { "name": "n4" }, "spec": { "taints": [taint] } });
+            let marked = MachineSeen::from(serde_json::from_value::<Node>(marked).unwrap());
+            assert_eq!((marked.volumes_fenced, marked.fenced), (ours, false), "{value}");
+        }
     }
 
     #[test]

@@ -94,7 +94,7 @@ struct DrainArgs {
     /// Delete all pods that are left past their budgets after this time
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     delete_after: Option<Duration>,
-    /// Wait so long for the volumes of pods that left
+    /// Wait so long for the volumes of pods that left; by default for those of Wharf until the end
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     wait_volumes: Option<Duration>,
     /// Pods of lower priority leave before those of higher
