@@ -4,8 +4,8 @@
 //! `wharf_core::volume::explain`; nothing of it is stored here. The agents never wait for us.
 //!
 //! Guarantees: a holder is set free only for a person who gave a reason, and that is in the audit
-//! record before it is in the cluster. The write holds for what the person was shown, and for
-//! nothing that came meanwhile.
+//! record before it is in the cluster. The write holds only for the record as it was seen; what
+//! agents write meanwhile is looked at anew.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -269,8 +269,10 @@ async fn a_repair_takes_the_volumes_of_a_machine_from_it_before_its_command() {
                 client of loopfile ends only with its machine";
     assert!(reasons(&ended).contains(&left), "{ended}");
     eventually(async || !taints().contains("wharf")).await;
-    let events = world.events("repair");
-    assert!(events.iter().any(|event| event.starts_with("RepairVolumesHeld: ")), "{events:?}");
+    eventually(async || {
+        world.events("repair").iter().any(|event| event.starts_with("RepairVolumesHeld: "))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,8 +27,8 @@ use crate::{cluster::Cluster, drain::PodSeen, error::Result};
 /// What the API server knows of volumes.
 #[derive(Debug, Clone, Default)]
 pub struct Volumes {
-    pub volumes: Vec<PersistentVolume>,
-    pub clusters: BTreeMap<String, StorageCluster>,
+    volumes: BTreeMap<String, PersistentVolume>,
+    clusters: BTreeMap<String, StorageCluster>,
     /// By volume, each with the time since when somebody has held it.
     records: BTreeMap<String, (Record, Option<Timestamp>)>,
     nodes: BTreeMap<String, NodeObject>,
@@ -65,7 +65,7 @@ impl Cluster {
         )?;
         let clusters = clusters.into_iter().map(StorageCluster::from);
         Ok(Volumes {
-            volumes,
+            volumes: volumes.into_iter().map(|volume| (volume.name.clone(), volume)).collect(),
             clusters: clusters.map(|cluster| (cluster.name.clone(), cluster)).collect(),
             records: records.into_iter().map(record::Object::named).collect(),
             nodes: nodes.into_iter().map(objects::NodeSeen::named).collect(),
@@ -104,12 +104,11 @@ impl Volumes {
     /// The names of all volumes: of the PersistentVolumes, and of those of which only a record is
     /// left.
     pub fn names(&self) -> BTreeSet<&str> {
-        let volumes = self.volumes.iter().map(|volume| volume.name.as_str());
-        volumes.chain(self.records.keys().map(String::as_str)).collect()
+        self.volumes.keys().chain(self.records.keys()).map(String::as_str).collect()
     }
 
     pub fn find(&self, name: &str) -> Option<&PersistentVolume> {
-        self.volumes.iter().find(|volume| volume.name == name)
+        self.volumes.get(name)
     }
 
     /// Since when somebody has held the volume without a break.

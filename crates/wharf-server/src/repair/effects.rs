@@ -119,18 +119,21 @@ impl Effects {
     pub fn fence_volumes(&mut self, about: Begun, since: Timestamp, until: Timestamp) {
         let (ends, index) = (self.ends.clone(), about.index);
         let (cluster, bulletin) = (self.cluster.clone(), self.bulletin(&about));
+        let text = format!("its volumes are taken from it for the repair of {}", about.address);
+        self.spawn({
+            let bulletin = bulletin.clone();
+            async move { bulletin.post(false, "RepairFencesVolumes", &text).await }
+        });
         self.spawn(async move {
-            let text = format!("its volumes are taken from it for the repair of {}", about.address);
-            bulletin.post(false, "RepairFencesVolumes", &text).await;
             let left = match &cluster {
                 Some(cluster) => fenced(cluster, &about.node, until).await,
                 None => vec![NOT_CONNECTED.to_owned()],
             };
-            if !left.is_empty() {
-                bulletin.post(true, "RepairVolumesHeld", &left.join("; ")).await;
+            let text = left.join("; ");
+            tell(&ends, Ended::Command { index, outcome: Outcome::VolumesFenced { since, left } });
+            if !text.is_empty() {
+                bulletin.post(true, "RepairVolumesHeld", &text).await;
             }
-            let outcome = Outcome::VolumesFenced { since, left };
-            tell(&ends, Ended::Command { index, outcome });
         });
     }
 
