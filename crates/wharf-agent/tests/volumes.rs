@@ -21,7 +21,7 @@ use world::{World, is_mounted, run};
 fn a_volume_is_attached_formatted_mounted_and_leaves_nothing() {
     let world = World::new();
     world.image("one", 64);
-    world.volume("pv-1", "one", json!({}));
+    world.volume("pv-1", "one", &json!({}));
     let pod = world.pod("a");
     let before = world.leftovers();
 
@@ -62,16 +62,16 @@ fn a_volume_is_attached_formatted_mounted_and_leaves_nothing() {
 fn bad_calls_get_a_sentence_and_leave_nothing() {
     let world = World::new();
     world.image("one", 64);
-    world.volume("pv-1", "one", json!({}));
-    world.volume("pv-none", "missing", json!({}));
+    world.volume("pv-1", "one", &json!({}));
+    world.volume("pv-none", "missing", &json!({}));
     world.image("foreign", 64);
-    world.volume("pv-foreign", "foreign", json!({}));
+    world.volume("pv-foreign", "foreign", &json!({}));
     run("mkswap", &[&world.path("images/foreign.img")]);
     world.image("small", 1);
     world.volume(
         "pv-xfs",
         "small",
-        json!({ "flexVolume": {
+        &json!({ "flexVolume": {
         "driver": "wharf.dev/volume", "fsType": "xfs",
         "options": { "storageCluster": "main", "image": "small" } } }),
     );
@@ -170,7 +170,7 @@ fn a_storage_that_cannot_be_written_to_fails_the_mount_and_leaves_nothing() {
 fn calls_side_by_side_give_one_device_and_one_result() {
     let world = World::new();
     world.image("one", 64);
-    world.volume("pv-1", "one", json!({}));
+    world.volume("pv-1", "one", &json!({}));
     let pod = world.pod("a");
     let before = world.leftovers();
     std::thread::scope(|scope| {
@@ -207,7 +207,7 @@ fn calls_side_by_side_give_one_device_and_one_result() {
 fn an_unmount_needs_neither_the_api_nor_the_volume() {
     let mut world = World::new();
     world.image("one", 64);
-    world.volume("pv-1", "one", json!({}));
+    world.volume("pv-1", "one", &json!({}));
     let pod = world.pod("a");
     let before = world.leftovers();
     assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
@@ -217,7 +217,7 @@ fn an_unmount_needs_neither_the_api_nor_the_volume() {
     assert_eq!(world.leftovers(), before);
     assert_eq!(world.record("pv-1"), None);
 
-    world.volume("pv-1", "one", json!({}));
+    world.volume("pv-1", "one", &json!({}));
     assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
     let generation = world.record("pv-1").unwrap()["attachments"][0]["generation"].clone();
     assert_eq!(generation, 2, "a volume that was made anew does not begin below its image");
@@ -236,7 +236,7 @@ fn an_unmount_needs_neither_the_api_nor_the_volume() {
 fn a_device_that_is_busy_stays_claimed_until_it_is_free() {
     let world = World::new();
     world.image("one", 64);
-    world.volume("pv-1", "one", json!({}));
+    world.volume("pv-1", "one", &json!({}));
     let pod = world.pod("a");
     let before = world.leftovers();
     assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
@@ -256,7 +256,7 @@ fn a_device_that_is_busy_stays_claimed_until_it_is_free() {
 fn an_agent_that_cannot_renew_its_lease_cuts_its_volumes_off_and_frees_their_pods() {
     let mut world = World::with("lease_seconds = 10");
     world.image("one", 64);
-    world.volume("pv-1", "one", json!({}));
+    world.volume("pv-1", "one", &json!({}));
     let pod = world.pod("a");
     let before = world.leftovers();
     assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
@@ -289,7 +289,7 @@ fn an_agent_that_cannot_renew_its_lease_cuts_its_volumes_off_and_frees_their_pod
 fn the_guard_cuts_volumes_off_when_the_agent_was_killed() {
     let mut world = World::with("lease_seconds = 10");
     world.image("one", 64);
-    world.volume("pv-1", "one", json!({}));
+    world.volume("pv-1", "one", &json!({}));
     let pod = world.pod("a");
     let before = world.leftovers();
     assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
@@ -311,7 +311,7 @@ fn a_file_system_grows_while_it_is_mounted() {
     world.image("one", 320);
     let source = json!({ "driver": "wharf.dev/volume", "fsType": "xfs",
                          "options": { "storageCluster": "main", "image": "one" } });
-    world.volume("pv-1", "one", json!({ "flexVolume": source }));
+    world.volume("pv-1", "one", &json!({ "flexVolume": source }));
     let pod = world.pod("a");
     let mut options = world.options(&pod, "pv-1", "one");
     options["kubernetes.io/fsType"] = json!("xfs");

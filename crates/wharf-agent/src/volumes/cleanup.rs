@@ -101,11 +101,12 @@ impl Volumes {
                 let used = use_of(journal, &self.boot_id, &self.places);
                 let is_cut = *step == Step::Cut;
                 let act = move || {
-                    Ok(match device {
+                    match device {
                         device if is_cut => storage.cut(&used, device.as_ref())?,
                         Some(device) => storage.unmap(&used, &device)?,
-                        None => (),
-                    })
+                        None => {}
+                    }
+                    Ok(())
                 };
                 self.limited(volume, "take the device away", act).await?;
             }

@@ -26,7 +26,7 @@ const VOLUME: &str = "pv-1";
 #[test]
 fn a_killed_agent_goes_on_from_every_step_and_leaves_nothing() {
     let mut world = World::new();
-    world.volume(VOLUME, "one", json!({}));
+    world.volume(VOLUME, "one", &json!({}));
     let pod = world.pod("a");
     let before = world.leftovers();
     let mut points = [0, 0];

@@ -129,7 +129,7 @@ impl World {
     pub fn volume_of(&self, cluster: &str, name: &str, image: &str) {
         let options = json!({ "storageCluster": cluster, "image": image });
         let source = json!({ "driver": "wharf.dev/volume", "options": options });
-        self.volume(name, image, json!({ "flexVolume": source }));
+        self.volume(name, image, &json!({ "flexVolume": source }));
     }
 
     pub fn mount_of(
@@ -144,7 +144,7 @@ impl World {
         self.call(&["mount", self.dir_of(pod, volume).to_str().unwrap(), &options.to_string()])
     }
 
-    pub fn volume(&self, name: &str, image: &str, more: Value) {
+    pub fn volume(&self, name: &str, image: &str, more: &Value) {
         let mut object = json!({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
             "spec": {

@@ -237,7 +237,7 @@ fn csi_place(csi: Csi) -> Option<Place> {
 mod tests {
     use super::*;
 
-    fn volume(source: Value) -> Option<PersistentVolume> {
+    fn volume(source: &Value) -> Option<PersistentVolume> {
         let mut object = json!({
             "metadata": { "name": "pv", "resourceVersion": "1",
                           "annotations": { GENERATION: "7" } },
@@ -250,16 +250,16 @@ mod tests {
 
     #[test]
     fn both_front_ends_name_the_same_storage_and_others_are_not_ours() {
-        let flex = volume(json!({ "flexVolume": { "driver": FLEX_DRIVER, "fsType": "xfs",
+        let flex = volume(&json!({ "flexVolume": { "driver": FLEX_DRIVER, "fsType": "xfs",
             "options": { "storageCluster": "main", "image": "a" } } }));
-        let csi = volume(json!({ "csi": { "driver": CSI_DRIVER, "fsType": "xfs",
+        let csi = volume(&json!({ "csi": { "driver": CSI_DRIVER, "fsType": "xfs",
             "volumeHandle": "main/a" } }));
         let (flex, csi) = (flex.unwrap(), csi.unwrap());
         assert_eq!(flex.facts, csi.facts);
         assert_eq!((flex.facts.image.as_str(), flex.facts.generation), ("a", Generation(7)));
         assert_eq!((flex.front_end, csi.front_end), (FrontEnd::Flex, FrontEnd::Csi));
-        assert_eq!(volume(json!({ "flexVolume": { "driver": "other/volume" } })), None);
-        assert_eq!(volume(json!({ "csi": { "driver": "other", "volumeHandle": "a/b" } })), None);
-        assert_eq!(volume(json!({ "hostPath": { "path": "/a" } })), None);
+        assert_eq!(volume(&json!({ "flexVolume": { "driver": "other/volume" } })), None);
+        assert_eq!(volume(&json!({ "csi": { "driver": "other", "volumeHandle": "a/b" } })), None);
+        assert_eq!(volume(&json!({ "hostPath": { "path": "/a" } })), None);
     }
 }

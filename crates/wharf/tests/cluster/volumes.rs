@@ -123,7 +123,7 @@ impl Trial<'_> {
         })
         .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
         let holder = self.holders();
-        assert_eq!(holder, [node.clone()], "the record names the writer's node alone");
+        assert_eq!(holder, std::slice::from_ref(&node), "the record names the writer's node alone");
         node
     }
 
