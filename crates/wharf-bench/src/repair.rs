@@ -121,7 +121,10 @@ fn measure_passes(entries: usize, report: &mut Report) -> Result<()> {
                 Some(Effect::Run(_)) => {
                     seen.commands.insert(action.index);
                 }
-                Some(Effect::StartDrain { .. } | Effect::StopDrain) | None => {}
+                Some(
+                    Effect::StartDrain { .. } | Effect::StopDrain | Effect::FenceVolumes { .. },
+                )
+                | None => {}
             }
             if let Write::Put(entry) = action.write {
                 queue.entries.insert(action.index, *entry);

@@ -129,7 +129,8 @@ pub async fn detach(
         known(&looked, name)?;
         let seen = looked.seen(name);
         let (node, pod) = (request.node.as_deref(), request.pod.as_deref());
-        let holders = decide_detach(seen.record.as_ref(), node, pod).map_err(fault)?;
+        let holders =
+            decide_detach(seen.record.as_ref(), node, pod).map_err(|refused| fault(&refused))?;
         let change = seen.record.as_ref().and_then(|record| record.released(&holders));
         let Some(change) = change.filter(|_| request.force) else {
             return Ok(Detachment { looked, holders, done: false });
@@ -152,7 +153,7 @@ pub async fn detach(
     Err(ApiError::conflict())
 }
 
-fn fault(fault: DetachFault) -> ApiError {
+fn fault(fault: &DetachFault) -> ApiError {
     let message = fault.to_string();
     match fault {
         DetachFault::NotHeld => ApiError::new(ErrorCode::Conflict, message)

@@ -181,7 +181,7 @@ fn a_person_says_which_holder_is_meant_where_there_are_several() {
         |asked: &str| Err(DetachFault::NotThere { asked: asked.to_owned(), nodes: nodes.clone() });
     for (record, node, pod, expected) in [
         (None, None, None, Err(DetachFault::NotHeld)),
-        (Some(&one), None, None, Ok(vec![key_a.clone()])),
+        (Some(&one), None, None, Ok(vec![key_a])),
         (Some(&record), None, None, Err(DetachFault::SayWhich { nodes: nodes.clone() })),
         (Some(&record), Some("b"), None, Ok(vec![key_b.clone()])),
         (Some(&record), Some("b"), Some("shop/web-1"), Ok(vec![key_b.clone()])),
