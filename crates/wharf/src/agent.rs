@@ -96,9 +96,11 @@ enum AgentCommand {
     /// Cut volumes off when the agent's lease ends; started by the agent itself
     #[command(hide = true)]
     VolumeGuard {
-        #[arg(long)]
+        /// Where the agent keeps what it does with volumes
+        #[arg(long, value_name = "DIR")]
         state_dir: PathBuf,
-        #[arg(long)]
+        /// kubelet's own directory
+        #[arg(long, value_name = "DIR")]
         kubelet_root: PathBuf,
     },
     /// Make this machine hold what a document says, or take it all away; used by the server
