@@ -256,7 +256,8 @@ pub fn assert_as_before(host: &Host, before: &[String]) {
 /// or touched. Left out is what the components themselves keep writing.
 pub fn stamps(host: &Host) -> Vec<String> {
     const LOOK: &str = r"find /etc /opt /usr/local /var/lib/wharf -xdev \
-        \( -path /var/lib/wharf/etcd -o -path /var/lib/wharf/containerd \) -prune \
+        \( -path /var/lib/wharf/etcd -o -path /var/lib/wharf/containerd \
+           -o -path /var/lib/wharf/volumes \) -prune \
         -o -printf '%p %y %m %i %s %T@ %C@ %l\n' | sort";
     let text = host.run(&["sh", "-c", LOOK]).unwrap();
     text.lines().map(str::to_owned).collect()
