@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use wharf_core::install::manifests::render_volumes;
-use wharf_testbed::{apiserver::ApiServer, process::binary, wait_for};
+use wharf_testbed::{apiserver::ApiServer, debian, process::binary, wait_for};
 
 use super::common::{Agent, create, kubectl};
 
@@ -37,6 +37,8 @@ impl World {
 
     /// `more` is of the agent's `[volumes]`.
     pub fn with(more: &str) -> Self {
+        let needs = [("mkfs.ext4", "e2fsprogs"), ("mkfs.xfs", "xfsprogs"), ("blkid", "util-linux")];
+        debian::ensure("tests of volumes", &needs).unwrap();
         let server = ApiServer::start().unwrap();
         let dir = tempfile::tempdir().unwrap();
         // Others who copy our mounts, as machines do that are started meanwhile, see their end too.

@@ -4,7 +4,7 @@
 use std::{fs, path::PathBuf, process::Command, time::Instant};
 
 use serde_json::{Value, json};
-use wharf_testbed::wait_for;
+use wharf_testbed::{debian, wait_for};
 
 use crate::{
     CONTROL, WORKER,
@@ -19,6 +19,7 @@ const CLAIM: &str = "data-canary-0";
 
 #[test]
 fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
+    debian::ensure("this test", &[("debugfs", "e2fsprogs")]).unwrap();
     let bed = Bed::start_sharing(NAME, 3, SHARED);
     bed.send(&["create"], &bed.wish(NAME, &NODES)).ok();
     bed.wait_for_links(NAME, NODES.len());
