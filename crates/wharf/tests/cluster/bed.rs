@@ -203,10 +203,10 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Bed {
     /// Devices of a machine that lost its power stay in the kernel that all machines share. They go with
     /// their last user.
-    fn drop(&mut self) {
+    pub fn detach_devices(&self) {
         for image in std::fs::read_dir(self.shared()).into_iter().flatten().flatten() {
             let found = Command::new("losetup").arg("-j").arg(image.path()).output();
             let text = found.map(|output| output.stdout).unwrap_or_default();
@@ -215,6 +215,12 @@ impl Drop for Bed {
                 let _ = Command::new("losetup").args(["-d", device]).output();
             }
         }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.detach_devices();
     }
 }
 

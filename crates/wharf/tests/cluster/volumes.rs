@@ -177,6 +177,8 @@ impl Trial<'_> {
         let host = self.bed.host(node);
         host.power_cut().unwrap();
         let lost = Instant::now();
+        // Nobody else has the volume yet.
+        self.bed.detach_devices();
         self.wait_for_unready();
         self.give_up_the_pod();
         let next = self.wait_for_writer(node);
