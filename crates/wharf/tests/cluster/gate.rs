@@ -120,6 +120,7 @@ impl<'a> Gate<'a> {
         self.kill_at("5", || {});
         self.wait_for_status(5);
         assert_eq!((self.boots(), cordoned(self.bed, NAME)), (booted, vec![NODE.to_owned()]));
+        self.hold_the_first_reboot();
         self.kill_at("9", || {
             self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
         });
@@ -245,6 +246,19 @@ impl<'a> Gate<'a> {
                 self.bed.kubectl(NAME, &["delete", kind, "no-evictions"]).unwrap();
             }
         }
+    }
+
+    /// The first order to reboot is held until the agent that gave it is dead, and is then lost. So the
+    /// kill cannot come too late, and the reboot is the work of the agent that is started after it.
+    fn hold_the_first_reboot(&self) {
+        let script = "#!/bin/sh\n\
+                      if [ \"$1\" = reboot ] && mkdir /persist/held 2>/dev/null; then\n\
+                      while kill -0 $PPID 2>/dev/null; do sleep 0.1; done\n\
+                      exit 1\n\
+                      fi\n\
+                      exec /usr/bin/systemctl \"$@\"\n";
+        self.write("usr/local/sbin/systemctl", script);
+        self.host.run(&["chmod", "+x", "/usr/local/sbin/systemctl"]).unwrap();
     }
 
     /// Kills the agent as it publishes one of these statuses, after `begin` has led to it.
