@@ -12,7 +12,7 @@ const PROGRAMS: [&str; 2] = ["wharf", "wharf-bench"];
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
     /// Which benchmark
-    #[arg(value_parser = ["store", "install", "fleet", "drain", "repair", "agent"])]
+    #[arg(value_parser = ["store", "install", "fleet", "drain", "repair", "agent", "volumes"])]
     name: String,
     /// Passed on to the benchmark: --json, --seconds N, --only PART, --strict
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -27,8 +27,12 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         assets::run(&assets::AssetsArgs::default())?;
     }
     let built = release::build(&PROGRAMS)?;
-    // Its own benchmark measures the program which hosts get.
-    let node = if args.name == "agent" { Some(release::build_node()?) } else { None };
+    // Benchmarks of what runs on nodes measure the program which hosts get.
+    let node = if ["agent", "volumes"].contains(&args.name.as_str()) {
+        Some(release::build_node()?)
+    } else {
+        None
+    };
     // Not the system's directory for temporary files, which may lie in memory.
     let temporary = wharf_testbed::cache_dir()?.join("bench");
     std::fs::create_dir_all(&temporary)?;

@@ -6,6 +6,7 @@ mod demo;
 mod hosts;
 mod needs;
 mod release;
+mod sim;
 mod tidy;
 mod verify;
 
@@ -27,6 +28,7 @@ enum Command {
     #[command(subcommand)]
     Hosts(hosts::Hosts),
     Bench(bench::BenchArgs),
+    Sim(sim::SimArgs),
     Release(release::ReleaseArgs),
     /// Look for what a reviewer would say again and again
     Tidy,
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Assets(args) => assets::run(&args),
         Command::Hosts(hosts) => hosts::run(&hosts),
         Command::Bench(args) => bench::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Release(args) => release::run(&args),
         Command::Tidy => tidy::run(),
         Command::Update => verify::update(),

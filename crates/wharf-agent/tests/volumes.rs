@@ -5,6 +5,12 @@
 mod common;
 #[path = "volumes/crash.rs"]
 mod crash;
+#[path = "volumes/deletion.rs"]
+mod deletion;
+#[path = "volumes/nodes.rs"]
+mod nodes;
+#[path = "volumes/proxy.rs"]
+mod proxy;
 #[path = "volumes/world.rs"]
 mod world;
 
@@ -326,4 +332,46 @@ fn a_file_system_grows_while_it_is_mounted() {
     world.patch("pv", "pv-1", &json!({ "spec": { "capacity": { "storage": "400Mi" } } }));
     world.wait_until("the file system to grow", |_| size() > 320 << 20);
     assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+}
+
+/// What the storage cluster and the pod ask of the mount is asked of the kernel.
+#[test]
+fn a_volume_is_mounted_as_it_was_asked_for() {
+    let world = World::new();
+    let directory = world.path("images");
+    let parameters = json!({ "directory": directory, "mountOptions": "noatime,nodev" });
+    world.storage_of("quiet", "loopfile", &parameters);
+    world.image("one", 64);
+    world.volume_of("quiet", "pv-1", "one");
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount_of("quiet", &pod, "pv-1", "one"), Ok(()));
+    let dir = world.dir_of(&pod, "pv-1");
+    let options = mount_options(&dir);
+    assert!(options.contains("noatime") && options.contains("nodev"), "{options}");
+    fs::write(dir.join("file"), "kept").unwrap();
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+
+    let reads = json!({ "storageCluster": "quiet", "kubernetes.io/readwrite": "ro" });
+    assert_eq!(world.mount_with(&pod, "pv-1", "one", &reads), Ok(()));
+    assert_eq!(fs::read_to_string(dir.join("file")).unwrap(), "kept");
+    let refused = fs::write(dir.join("file"), "changed").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+    assert_eq!(world.leftovers(), before);
+
+    let parameters = json!({ "directory": directory, "mountOptions": "noatime,sparkling" });
+    world.storage_of("odd", "loopfile", &parameters);
+    world.image("two", 64);
+    world.volume_of("odd", "pv-2", "two");
+    let refused = world.mount_of("odd", &pod, "pv-2", "two").unwrap_err();
+    assert!(refused.contains("sparkling") || refused.contains("mount"), "{refused}");
+    assert_eq!(world.leftovers(), before);
+}
+
+/// Of a mount and of its file system.
+fn mount_options(dir: &Path) -> String {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.split(' ').nth(4) == dir.to_str());
+    line.unwrap().split_once(dir.to_str().unwrap()).unwrap().1.to_owned()
 }

@@ -2,8 +2,8 @@
 //!
 //! `cargo xtask bench NAME` builds everything and calls this program. [`store`] is the benchmark
 //! of durable writes, [`install`] that of installing clusters, [`drain`] that of drains, [`fleet`]
-//! that of many clusters, [`repair`] that of a long repair queue, [`agent`] that of the node agent; [`drive`]
-//! makes the load, [`report`] and [`plot`] show what came of it.
+//! that of many clusters, [`repair`] that of a long repair queue, [`agent`] that of the node agent,
+//! [`volumes`] that of volumes; [`drive`] makes the load, [`report`] and [`plot`] show what came of it.
 //!
 //! **Invariant:** a figure is only reported after what was acknowledged has been found again by a
 //! new process, and after the disk has been shown to be synced ([`guard`]).
@@ -22,6 +22,7 @@ mod repair;
 mod report;
 mod store;
 mod usage;
+mod volumes;
 mod worker;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -43,6 +44,8 @@ enum Command {
     Repair(repair::RepairArgs),
     /// The node agent: beside kubelet and node_exporter on a full node
     Agent(agent::AgentArgs),
+    /// Volumes: beside losetup and mount, and a loop device
+    Volumes(volumes::VolumesArgs),
     /// The part of a measurement that runs in a process of its own
     #[command(subcommand, hide = true)]
     Worker(worker::Worker),
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Fleet(args) => fleet::run(&args),
         Command::Repair(args) => repair::run(&args),
         Command::Agent(args) => agent::run(&args),
+        Command::Volumes(args) => volumes::run(&args),
         Command::Worker(worker) => worker::run(&worker),
     };
     match result {

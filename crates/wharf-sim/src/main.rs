@@ -1,6 +1,10 @@
 //! `wharf-sim volumes [SEEDS [FIRST]]`: tries many worlds and names the seeds that fail.
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
 
 use wharf_sim::volumes::{self, Tally};
 
@@ -20,17 +24,38 @@ fn main() -> ExitCode {
         eprintln!("usage: wharf-sim volumes [SEEDS [FIRST]]");
         return ExitCode::from(2);
     };
-    let mut tally = Tally::default();
-    let mut failed = 0_u64;
-    for seed in first..first.saturating_add(seeds) {
-        match volumes::run(seed, None) {
-            Ok(one) => tally += one,
-            Err(violation) => {
-                failed += 1;
-                println!("{violation}");
-            }
-        }
-    }
+    let (tally, failed) = run_all(first, first.saturating_add(seeds));
     println!("{seeds} worlds, {failed} failed; {tally:?}");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Every world by itself, on all processors.
+fn run_all(first: u64, end: u64) -> (Tally, u64) {
+    let next = AtomicU64::new(first);
+    let work = || {
+        let (mut tally, mut failed) = (Tally::default(), 0_u64);
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return (tally, failed);
+            }
+            match volumes::run(seed, None) {
+                Ok(one) => tally += one,
+                Err(violation) => {
+                    failed += 1;
+                    println!("{violation}");
+                }
+            }
+        }
+    };
+    let workers = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        all.into_iter().fold((Tally::default(), 0), |(mut tally, failed), worker| {
+            // A panic in a world is a failure of it.
+            let (more, worse) = worker.join().unwrap_or((Tally::default(), 1));
+            tally += more;
+            (tally, failed + worse)
+        })
+    })
 }

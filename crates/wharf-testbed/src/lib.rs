@@ -21,6 +21,7 @@ mod bundle;
 mod cgroup;
 mod command;
 pub mod debian;
+pub mod devices;
 pub mod disk;
 pub mod etcd;
 mod host;

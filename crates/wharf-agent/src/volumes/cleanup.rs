@@ -30,15 +30,16 @@ impl Volumes {
     pub async fn clean_up(&self, api: &Cluster) -> Result<(), VolumeError> {
         let clusters = api.storage_clusters().await?;
         let is_over = |name: &str| clusters.iter().any(|one| one.name == name && one.deleting);
+        let mut done = Ok(());
         for name in self.journals.names().map_err(VolumeError::Journal)? {
             let Some(journal) = self.load(&name)? else { continue };
             if is_over(&journal.storage_cluster) {
                 let lock = self.lock(&name);
                 let _held = lock.lock().await;
-                self.clean_up_volume(api, journal).await?;
+                done = done.and(self.clean_up_volume(api, journal).await);
             }
         }
-        Ok(())
+        done
     }
 
     async fn clean_up_volume(&self, api: &Cluster, journal: Journal) -> Result<(), VolumeError> {

@@ -148,7 +148,7 @@ impl Candidate {
         self.tell("claims", provided.map_err(|error| chain(&error)));
         let swept = stale::sweep(&self.volumes, api, &mut self.sweeps).await;
         self.tell("records of lost nodes", swept.map_err(|error| chain(&error)));
-        let ended = cluster::end(&self.volumes, api).await;
+        let ended = cluster::end(api).await;
         self.tell("storage clusters", ended.map_err(|error| chain(&error)));
     }
 

@@ -14,7 +14,7 @@ use wharf_core::{
     volume::{
         garbage::{Clean, GarbageEntry, Left, decide_garbage, is_stray},
         journal::Journal,
-        record::Generation,
+        record::{Generation, Own},
     },
     words::chain,
 };
@@ -142,14 +142,20 @@ impl Round {
 
     /// File systems follow volumes that have grown.
     async fn grow_all(&self, api: &Cluster) -> Result<(), VolumeError> {
+        let mut done = Ok(());
         for name in self.volumes.journals.names().map_err(VolumeError::Journal)? {
-            if let Some(volume) = api.volume(&name).await?
-                && let Some(wanted) = bytes(&volume.capacity)
-                && self.volumes.grow(&name, wanted).await?
-                && let Some((namespace, claim, _)) = &volume.claim
-            {
-                api.set_claim_capacity(namespace, claim, &volume.capacity).await?;
-            }
+            done = done.and(self.grow(api, &name).await);
+        }
+        done
+    }
+
+    async fn grow(&self, api: &Cluster, name: &str) -> Result<(), VolumeError> {
+        if let Some(volume) = api.volume(name).await?
+            && let Some(wanted) = bytes(&volume.capacity)
+            && self.volumes.grow(name, wanted).await?
+            && let Some((namespace, claim, _)) = &volume.claim
+        {
+            api.set_claim_capacity(namespace, claim, &volume.capacity).await?;
         }
         Ok(())
     }
@@ -173,25 +179,43 @@ impl Round {
         let node_uid = self.volumes.node_uid(api).await?;
         let own = self.volumes.own(&node_uid);
         let mut kept = Vec::new();
+        let mut done = Ok(());
         for entry in &seen.entries {
-            let lock = self.volumes.lock(&entry.volume);
-            let _held = lock.lock().await;
-            let left = self.left(api, entry).await?;
-            match decide_garbage(entry, &left, &own) {
-                Clean::Drop(why) => info!(volume = entry.volume, %why, "struck off the garbage"),
-                Clean::Detach(generation) => {
-                    self.detach(&entry.volume, generation).await?;
-                    kept.push(entry.clone());
-                }
-                // The journal is tidied in every round.
-                Clean::Tidy | Clean::Keep => kept.push(entry.clone()),
+            let cleaned = self.clean_entry(api, entry, &own).await;
+            if !matches!(cleaned, Ok(true)) {
+                kept.push(entry.clone());
             }
+            done = done.and(cleaned.map(drop));
         }
         if kept.len() < seen.entries.len() {
             // Whoever was faster made it longer: the next round sees it.
             api.write_garbage(&self.volumes.node, &seen, &kept).await?;
         }
-        Ok(())
+        done
+    }
+
+    /// Whether nothing is left of an entry of the garbage list.
+    async fn clean_entry(
+        &self,
+        api: &Cluster,
+        entry: &GarbageEntry,
+        own: &Own,
+    ) -> Result<bool, VolumeError> {
+        let lock = self.volumes.lock(&entry.volume);
+        let _held = lock.lock().await;
+        let left = self.left(api, entry).await?;
+        match decide_garbage(entry, &left, own) {
+            Clean::Drop(why) => {
+                info!(volume = entry.volume, %why, "struck off the garbage");
+                Ok(true)
+            }
+            Clean::Detach(generation) => {
+                self.detach(&entry.volume, generation).await?;
+                Ok(false)
+            }
+            // The journal is tidied in every round.
+            Clean::Tidy | Clean::Keep => Ok(false),
+        }
     }
 
     async fn left(&self, api: &Cluster, entry: &GarbageEntry) -> Result<Left, VolumeError> {

@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use wharf_core::install::manifests::render_volumes;
-use wharf_testbed::{apiserver::ApiServer, debian, process::binary, wait_for};
+use wharf_testbed::{apiserver::ApiServer, debian, devices, process::binary, wait_for};
 
 use super::common::{Agent, create, kubectl};
 
@@ -28,6 +28,14 @@ pub struct World {
 pub struct Pod {
     pub name: String,
     pub uid: String,
+    /// What its node has instead of a machine of its own.
+    place: PathBuf,
+}
+
+/// One more node, with an agent of its own.
+pub struct Second {
+    pub agent: Agent,
+    place: PathBuf,
 }
 
 impl World {
@@ -50,31 +58,38 @@ impl World {
         kubectl(&server, &["apply", "-f", manifests], &Value::Null);
         let established = "--for=condition=Established";
         kubectl(&server, &["wait", established, "crd", "--all"], &Value::Null);
-        let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
-        create(&server, &node);
         fs::create_dir(dir.path().join("images")).unwrap();
-        let config = format!(
-            "node_name = '{NODE}'\nkubeconfig = '{}'\n[volumes]\nstate_dir = '{1}/state'\n\
-             kubelet_root = '{1}/kubelet'\nplugin_dir = '{1}/plugins'\ndriver = '{2}'\n{more}",
-            server.kubeconfig_file().display(),
-            dir.path().display(),
-            binary("wharf-flex").unwrap().display(),
-        );
-        let agent = Agent::start(None, &config);
+        let agent = start_agent(&server, NODE, dir.path(), more);
         let world = Self { server, agent, dir };
         world.storage("main", &world.path("images"));
         world.wait_ready();
         world
     }
 
+    /// A node beside the first, on the same storage.
+    pub fn second(&self, name: &str) -> Second {
+        let place = self.path(name);
+        let agent = start_agent(&self.server, name, &place, "");
+        let second = Second { agent, place };
+        wait_for("the other agent's lease for volumes", DEADLINE, || {
+            Ok(second.agent.works("volumes-lease").then_some(()))
+        })
+        .unwrap();
+        second
+    }
+
     /// A storage cluster of image files in a directory.
     pub fn storage(&self, name: &str, directory: &Path) {
+        self.storage_of(name, "loopfile", &json!({ "directory": directory }));
+    }
+
+    pub fn storage_of(&self, name: &str, backend: &str, parameters: &Value) {
         create(
             &self.server,
             &json!({
                 "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
                 "metadata": { "name": name },
-                "spec": { "backend": "loopfile", "parameters": { "directory": directory } },
+                "spec": { "backend": backend, "parameters": parameters },
             }),
         );
     }
@@ -108,7 +123,7 @@ impl World {
     }
 
     pub fn driver(&self) -> PathBuf {
-        self.path("plugins/wharf.dev~volume/volume")
+        driver_at(self.dir.path())
     }
 
     /// A blank image of so many MiB.
@@ -141,9 +156,21 @@ impl World {
         volume: &str,
         image: &str,
     ) -> Result<(), String> {
+        self.mount_with(pod, volume, image, &json!({ "storageCluster": cluster }))
+    }
+
+    /// With options beside those that every call has, or instead of them.
+    pub fn mount_with(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        image: &str,
+        more: &Value,
+    ) -> Result<(), String> {
         let mut options = self.options(pod, volume, image);
-        options["storageCluster"] = json!(cluster);
-        self.call(&["mount", self.dir_of(pod, volume).to_str().unwrap(), &options.to_string()])
+        options.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let dir = self.dir_of(pod, volume).display().to_string();
+        call(&driver_at(&pod.place), &["mount", &dir, &options.to_string()])
     }
 
     pub fn volume(&self, name: &str, image: &str, more: &Value) {
@@ -163,22 +190,29 @@ impl World {
     }
 
     pub fn pod(&self, name: &str) -> Pod {
+        self.pod_at(NODE, self.dir.path(), name)
+    }
+
+    pub fn pod_on(&self, node: &str, second: &Second, name: &str) -> Pod {
+        self.pod_at(node, &second.place, name)
+    }
+
+    fn pod_at(&self, node: &str, place: &Path, name: &str) -> Pod {
         create(
             &self.server,
             &json!({
                 "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
-                "spec": { "nodeName": NODE, "containers": [{ "name": "c", "image": "none" }] },
+                "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "none" }] },
             }),
         );
         let get = ["get", "pod", name, "-o", "jsonpath={.metadata.uid}"];
         let uid = kubectl(&self.server, &get, &Value::Null);
-        Pod { name: name.to_owned(), uid }
+        Pod { name: name.to_owned(), uid, place: place.to_owned() }
     }
 
     /// What kubelet's directory for the volume is called.
     pub fn dir_of(&self, pod: &Pod, volume: &str) -> PathBuf {
-        let below = format!("kubelet/pods/{}/volumes/wharf.dev~volume/{volume}", pod.uid);
-        self.path(&below)
+        pod.place.join(format!("kubelet/pods/{}/volumes/wharf.dev~volume/{volume}", pod.uid))
     }
 
     pub fn options(&self, pod: &Pod, volume: &str, image: &str) -> Value {
@@ -192,24 +226,16 @@ impl World {
     }
 
     pub fn mount(&self, pod: &Pod, volume: &str, image: &str) -> Result<(), String> {
-        let options = self.options(pod, volume, image);
-        self.call(&["mount", self.dir_of(pod, volume).to_str().unwrap(), &options.to_string()])
+        self.mount_with(pod, volume, image, &json!({}))
     }
 
     pub fn unmount(&self, pod: &Pod, volume: &str) -> Result<(), String> {
-        self.call(&["unmount", self.dir_of(pod, volume).to_str().unwrap()])
+        let dir = self.dir_of(pod, volume).display().to_string();
+        call(&driver_at(&pod.place), &["unmount", &dir])
     }
 
-    /// Calls the driver as kubelet does: both outputs together are one JSON object.
     pub fn call(&self, arguments: &[&str]) -> Result<(), String> {
-        let output = Command::new(self.driver()).args(arguments).output().unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8(text).unwrap();
-        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text:?}"));
-        match answer["status"].as_str().unwrap() {
-            "Success" if output.status.success() => Ok(()),
-            status => Err(format!("{status}: {}", answer["message"].as_str().unwrap_or_default())),
-        }
+        call(&self.driver(), arguments)
     }
 
     pub fn record(&self, volume: &str) -> Option<Value> {
@@ -218,25 +244,26 @@ impl World {
         (!text.is_empty()).then(|| serde_json::from_str(&text).unwrap())
     }
 
+    /// What is left of volumes on a node, by the list that its agent works off.
+    pub fn garbage(&self, node: &str) -> Vec<Value> {
+        let get = ["get", "nodegarbages.wharf.dev", node, "--ignore-not-found", "-o", "json"];
+        let text = kubectl(&self.server, &get, &Value::Null);
+        let list: Value = serde_json::from_str(&text).unwrap_or_default();
+        list["entries"].as_array().cloned().unwrap_or_default()
+    }
+
     /// The loop devices of our images.
     pub fn devices(&self) -> Vec<String> {
-        let here = self.dir.path().to_str().unwrap();
-        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter_map(|device| {
-            let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-            file.contains(here).then(|| format!("{:?} {file}", device.file_name()))
-        });
-        devices.collect()
+        devices::loop_devices(self.dir.path())
     }
 
     /// How large they are.
     pub fn device_bytes(&self) -> Vec<u64> {
-        let here = self.dir.path().to_str().unwrap();
-        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter_map(|device| {
-            let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-            let sectors = fs::read_to_string(device.path().join("size")).ok()?;
-            file.contains(here).then(|| sectors.trim().parse::<u64>().unwrap() * 512)
+        let sectors = self.devices().into_iter().filter_map(|device| {
+            let text = fs::read_to_string(format!("/sys/block/{device}/size")).ok()?;
+            text.trim().parse::<u64>().ok()
         });
-        devices.collect()
+        sectors.map(|sectors| sectors * 512).collect()
     }
 
     /// Whether somebody has asked for the end of a pod.
@@ -248,13 +275,12 @@ impl World {
 
     /// All of ours on this machine: loop devices of our images, mounts, journals.
     pub fn leftovers(&self) -> BTreeSet<String> {
-        let here = self.dir.path().to_str().unwrap();
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-        let mounts = points.filter(|point| point.contains(here)).map(str::to_owned);
+        let mounts = devices::mounts(self.dir.path()).into_iter();
         let devices = self.devices();
-        let journals = fs::read_dir(self.path("state/journals")).unwrap().flatten();
-        let journals = journals.map(|entry| format!("{:?}", entry.file_name()));
+        let others = fs::read_dir(self.dir.path()).unwrap().flatten().map(|it| it.path());
+        let states = others.chain([self.dir.path().to_owned()]).map(|it| it.join("state/journals"));
+        let journals = states.filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+        let journals = journals.map(|entry| entry.path().display().to_string());
         mounts.chain(devices).chain(journals).collect()
     }
 }
@@ -262,32 +288,41 @@ impl World {
 impl Drop for World {
     /// Also when a test fails, nothing stays.
     fn drop(&mut self) {
-        let here = self.dir.path().to_str().unwrap().to_owned();
         if thread::panicking() {
             eprintln!("{}", self.agent.process().output());
         }
         let _ = self.agent.process().kill();
-        // The guard is ours too.
-        for process in fs::read_dir("/proc").unwrap().flatten() {
-            let line = fs::read_to_string(process.path().join("cmdline")).unwrap_or_default();
-            if line.contains("volume-guard") && line.contains(&here) {
-                let _ = Command::new("kill").arg("-9").arg(process.file_name()).status();
-            }
-        }
-        // Once nothing is mounted any more, the kernel does not say whose they were.
-        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter(|device| {
-            let file = fs::read_to_string(device.path().join("loop/backing_file"));
-            file.is_ok_and(|file| file.contains(&here))
-        });
-        let devices: Vec<_> = devices.map(|it| Path::new("/dev").join(it.file_name())).collect();
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let points: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(4)).collect();
-        for point in points.into_iter().rev().filter(|point| point.contains(&here)) {
-            let _ = Command::new("umount").args(["-l", point]).output();
-        }
-        for device in devices {
-            let _ = Command::new("losetup").arg("-d").arg(device).output();
-        }
+        devices::remove_below(self.dir.path());
+    }
+}
+
+/// An agent of a new node, with the node's directories at that place.
+fn start_agent(server: &ApiServer, node: &str, place: &Path, more: &str) -> Agent {
+    let object = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node } });
+    create(server, &object);
+    let config = format!(
+        "node_name = '{node}'\nkubeconfig = '{}'\n[volumes]\nstate_dir = '{1}/state'\n\
+         kubelet_root = '{1}/kubelet'\nplugin_dir = '{1}/plugins'\ndriver = '{2}'\n{more}",
+        server.kubeconfig_file().display(),
+        place.display(),
+        binary("wharf-flex").unwrap().display(),
+    );
+    Agent::start(None, &config)
+}
+
+fn driver_at(place: &Path) -> PathBuf {
+    place.join("plugins/wharf.dev~volume/volume")
+}
+
+/// Calls a driver as kubelet does: both outputs together are one JSON object.
+fn call(driver: &Path, arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new(driver).args(arguments).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8(text).unwrap();
+    let answer: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text:?}"));
+    match answer["status"].as_str().unwrap() {
+        "Success" if output.status.success() => Ok(()),
+        status => Err(format!("{status}: {}", answer["message"].as_str().unwrap_or_default())),
     }
 }
 

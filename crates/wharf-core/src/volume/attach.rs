@@ -493,6 +493,8 @@ impl<'a> Attach<'a> {
             identity: identity.clone(),
             generation,
             phase: Phase::Attaching,
+            storage_cluster: request.storage_cluster.clone(),
+            image: request.image.clone(),
             self_fence,
             tenure: own.tenure,
         }

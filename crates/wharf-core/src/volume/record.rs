@@ -113,6 +113,11 @@ pub struct Entry {
     pub identity: String,
     pub generation: Generation,
     pub phase: Phase,
+    /// Where the volume's bytes are: it has to be looked after also when its PV is gone.
+    #[serde(default)]
+    pub storage_cluster: String,
+    #[serde(default)]
+    pub image: String,
     /// The agent cuts this volume off before its lease ends.
     #[serde(default)]
     pub self_fence: bool,
@@ -247,6 +252,7 @@ mod tests {
             "device",
             "generation",
             "identity",
+            "image",
             "mountDir",
             "node",
             "nodeUID",
@@ -256,6 +262,7 @@ mod tests {
             "podUID",
             "readOnly",
             "selfFence",
+            "storageCluster",
             "tenure",
         ];
         assert_eq!(names, expected);

@@ -1,17 +1,19 @@
 //! The end of storage clusters: they are held until no node has anything of them.
 
 use tracing::info;
-use wharf_core::volume::cleanup::{ClusterVolume, Finalizer, Object, decide_finalizer};
+use wharf_core::volume::{
+    cleanup::{ClusterVolume, Finalizer, Object, decide_finalizer},
+    record::Entry,
+};
 use wharf_kube::{Cluster, volumes::StorageCluster};
 
-use crate::volumes::{Volumes, work::VolumeError};
+use crate::volumes::work::VolumeError;
 
 /// So we hold a storage cluster.
 const FINALIZER: &str = "wharf.dev/volumes";
 
 /// Looks at all storage clusters once.
-pub async fn end(volumes: &Volumes, api: &Cluster) -> Result<(), VolumeError> {
-    let _ = volumes;
+pub async fn end(api: &Cluster) -> Result<(), VolumeError> {
     for cluster in api.storage_clusters().await? {
         let is_held = cluster.finalizers.iter().any(|one| one == FINALIZER);
         if !cluster.deleting {
@@ -30,7 +32,20 @@ pub async fn end(volumes: &Volumes, api: &Cluster) -> Result<(), VolumeError> {
 async fn finish(api: &Cluster, cluster: &StorageCluster) -> Result<(), VolumeError> {
     let mut left = Vec::new();
     let records = api.attachments().await?;
-    for volume in api.volumes().await? {
+    let volumes = api.volumes().await?;
+    // Somebody may have deleted a PersistentVolume while a node has it.
+    for (name, record) in &records {
+        let is_ours = |entry: &Entry| entry.storage_cluster == cluster.name;
+        if record.entries.iter().any(is_ours) && !volumes.iter().any(|one| one.name == *name) {
+            left.push(ClusterVolume {
+                volume: name.clone(),
+                claim: Object::Gone,
+                pv: Object::Gone,
+                entries: Some(record.entries.iter().map(|entry| (entry.clone(), None)).collect()),
+            });
+        }
+    }
+    for volume in volumes {
         if volume.facts.storage_cluster != cluster.name {
             continue;
         }

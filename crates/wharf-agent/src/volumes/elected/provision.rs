@@ -27,19 +27,20 @@ pub struct Told {
     sizes: BTreeMap<String, u64>,
 }
 
-/// Looks at all claims and volumes once.
+/// Looks at all claims and volumes once. What fails for one is told after all others had their turn.
 pub async fn provide(volumes: &Volumes, api: &Cluster, told: &mut Told) -> Result<(), VolumeError> {
     let classes = api.storage_classes().await?;
     let claims = api.claims_of(&classes).await?;
     let clusters = api.storage_clusters().await?;
     let known = api.volumes().await?;
     let work = Provider { volumes, api, classes: &classes, clusters: &clusters };
+    let mut done = Ok(());
     for claim in claims.iter().filter(|claim| claim.volume.is_empty() && !claim.deleting) {
         work.give(claim, told).await;
     }
     for claim in claims.iter().filter(|claim| !claim.volume.is_empty() && !claim.deleting) {
         if let Some(volume) = known.iter().find(|volume| volume.name == claim.volume) {
-            work.grow(claim, volume, told).await?;
+            done = done.and(work.grow(claim, volume, told).await);
         }
     }
     let is_there = |uid: &String| claims.iter().any(|claim| claim.claim.uid == *uid);
@@ -51,9 +52,9 @@ pub async fn provide(volumes: &Volumes, api: &Cluster, told: &mut Told) -> Resul
         volume.phase == "Released" && volume.deletes_image && volume.is_provisioned
     };
     for volume in known.iter().filter(is_over).filter(|volume| !held.contains(&volume.name)) {
-        work.remove(volume).await?;
+        done = done.and(work.remove(volume).await);
     }
-    Ok(())
+    done
 }
 
 struct Provider<'a> {

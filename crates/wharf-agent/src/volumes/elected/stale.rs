@@ -29,7 +29,7 @@ struct Sweep {
 /// A volume takes a handful of steps.
 const MOST_STEPS: usize = 10;
 
-/// Looks at all records once.
+/// Looks at all records once. Storage that does not answer keeps only its own volumes waiting.
 pub async fn sweep(
     volumes: &Volumes,
     api: &Cluster,
@@ -41,12 +41,13 @@ pub async fn sweep(
         return Ok(());
     }
     let clusters = api.storage_clusters().await?;
+    let mut done = Ok(());
     for (volume, record) in records {
         let sweep = sweeps.0.entry(volume.clone()).or_default();
         let one = One { volumes, api, clusters: &clusters, volume: &volume };
-        one.sweep(record, sweep).await?;
+        done = done.and(one.sweep(record, sweep).await);
     }
-    Ok(())
+    done
 }
 
 struct One<'a> {
@@ -61,8 +62,11 @@ impl One<'_> {
         let mut record = record;
         for _ in 0..MOST_STEPS {
             let seen = self.api.volume(self.volume).await?;
-            let named = seen.as_ref().map(|volume| volume.facts.storage_cluster.clone());
-            let cluster = self.clusters.iter().find(|one| Some(&one.name) == named.as_ref());
+            // The volume may be gone; its holders say the same.
+            let by_volume = seen.as_ref().map(|volume| &volume.facts.storage_cluster);
+            let by_holder = || record.entries.first().map(|entry| &entry.storage_cluster);
+            let named = by_volume.or_else(by_holder);
+            let cluster = self.clusters.iter().find(|one| Some(&one.name) == named);
             // Without its cluster nobody knows how to shut a holder out.
             let Some(cluster) = cluster else { return Ok(()) };
             let scanned = self.scanned(record.clone(), seen.as_ref(), cluster, sweep).await?;
@@ -137,7 +141,9 @@ impl One<'_> {
             Step::Fence { holders, generation } => {
                 let (places, hints) = (&self.volumes.places, &self.volumes.hints);
                 let storage = storage::open(cluster.backend, &cluster.parameters, places, hints)?;
-                let image = volume.map(|volume| volume.facts.image.clone()).unwrap_or_default();
+                let by_holder = || holders.first().map(|holder| holder.image.clone());
+                let image = volume.map(|volume| volume.facts.image.clone()).or_else(by_holder);
+                let image = image.unwrap_or_default();
                 let out = holders.clone();
                 let fence = move || Ok(storage.fence(&image, &out, generation)?);
                 self.volumes.blocking(self.volume, "shut a holder out", fence).await?;

@@ -1,0 +1,90 @@
+//! A storage cluster is deleted: its volumes leave every node, also when their storage hangs.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use wharf_testbed::process::Signal;
+
+use crate::{
+    common::kubectl,
+    proxy::{BlockServer, Writer},
+    world::{World, is_mounted},
+};
+
+#[test]
+fn a_deleted_storage_cluster_leaves_every_node_and_no_other_is_touched() {
+    let world = World::new();
+    let mut second = world.second("n1");
+    let mut server = BlockServer::start(&world);
+    for volume in ["pv-1", "pv-2"] {
+        server.volume(&world, volume, volume);
+    }
+    world.image("kept", 64);
+    world.volume("pv-kept", "kept", &json!({}));
+    let here = world.pod("a");
+    let there = world.pod_on("n1", &second, "b");
+    let before = world.leftovers();
+    assert_eq!(world.mount(&here, "pv-kept", "kept"), Ok(()));
+    let kept = Writer::start(world.dir_of(&here, "pv-kept").join("log"));
+    let own = world.leftovers();
+    assert_eq!(world.mount_of("net", &here, "pv-1", "pv-1"), Ok(()));
+    assert_eq!(world.mount_of("net", &there, "pv-2", "pv-2"), Ok(()));
+    let hung = Writer::start(world.dir_of(&here, "pv-1").join("log"));
+    hung.wait_for_more();
+
+    // The storage hangs, and one agent is away when the cluster is deleted.
+    server.process.signal(Signal::STOP).unwrap();
+    second.agent.process().kill().unwrap();
+    kubectl(&world.server, &["delete", "storagecluster", "net", "--wait=false"], &Value::Null);
+    let (_, ended) = hung.ended();
+    assert!(ended.is_err(), "what hung came loose");
+    world.wait_until("the volume to leave this node", |world| {
+        release(world);
+        !is_mounted(&world.dir_of(&here, "pv-1")) && world.record("pv-1").is_none()
+    });
+    world.wait_until("what is left to be told", |world| {
+        let report = status(world)["report"].to_string();
+        report.contains("pv-2") && report.contains("n1")
+    });
+    assert!(is_mounted(&world.dir_of(&there, "pv-2")));
+
+    second.agent.restart();
+    world.wait_until("the volume to leave the other node", |world| {
+        release(world);
+        !is_mounted(&world.dir_of(&there, "pv-2"))
+    });
+    world.wait_until("the storage cluster to go", |world| {
+        release(world);
+        status(world).is_null()
+    });
+    assert_eq!(world.leftovers(), own, "only the other cluster's volume is left");
+    kept.wait_for_more();
+    let (_, ended) = kept.end();
+    assert!(ended.is_ok(), "the other cluster's volume saw nothing of it: {ended:?}");
+    assert!(fs::exists(world.path("images/kept.img")).unwrap());
+    assert_eq!(world.unmount(&here, "pv-kept"), Ok(()));
+    assert_eq!(world.leftovers(), before);
+}
+
+/// The status of the storage cluster; null when it is gone.
+fn status(world: &World) -> Value {
+    let get = ["get", "storagecluster", "net", "--ignore-not-found", "-o", "json"];
+    let text = kubectl(&world.server, &get, &Value::Null);
+    if text.is_empty() {
+        return Value::Null;
+    }
+    let object: Value = serde_json::from_str(&text).unwrap();
+    object.get("status").cloned().unwrap_or_else(|| json!({}))
+}
+
+/// What Kubernetes' own controllers do, none of which runs here: volumes whose deletion was asked for
+/// are let go.
+fn release(world: &World) {
+    let list = kubectl(&world.server, &["get", "pv", "-o", "json"], &Value::Null);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    for volume in list["items"].as_array().unwrap() {
+        if !volume["metadata"]["deletionTimestamp"].is_null() {
+            world.delete("pv", volume["metadata"]["name"].as_str().unwrap());
+        }
+    }
+}

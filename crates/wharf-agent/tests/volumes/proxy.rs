@@ -1,0 +1,193 @@
+//! Volumes of a block server: agents, workers and nodes are lost, and nobody else writes.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use rustix::process::{Signal as KernelSignal, kill_process};
+use serde_json::{Value, json};
+use wharf_block::nbd::{ImageName, client::Control};
+use wharf_testbed::{
+    devices::processes,
+    process::{Process, binary},
+    wait_for,
+};
+
+use crate::{
+    common::{create, kubectl},
+    world::{World, is_mounted},
+};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A block server of this world.
+pub struct BlockServer {
+    pub process: Process,
+    address: String,
+}
+
+impl BlockServer {
+    pub fn start(world: &World) -> Self {
+        let dir = world.path("served");
+        fs::create_dir(&dir).unwrap();
+        let mut command = Command::new(binary("wharf-block").unwrap());
+        command.arg("serve").arg(dir).arg("127.0.0.1:0");
+        let mut process = Process::spawn(command).unwrap();
+        process.wait_for_output("listening on ", DEADLINE).unwrap();
+        let said = process.output();
+        let address = said.trim().rsplit(' ').next().unwrap().to_owned();
+        world.storage_of("net", "proxy", &json!({ "server": address }));
+        Self { process, address }
+    }
+
+    /// A volume on a new image of 64 MiB.
+    pub fn volume(&self, world: &World, name: &str, image: &str) {
+        let mut server = Control::connect(&self.address, DEADLINE).unwrap();
+        server.create(&ImageName::new(image).unwrap(), 64 << 20).unwrap();
+        world.volume_of("net", name, image);
+    }
+}
+
+/// Somebody who appends and syncs line after line, until an error or the end.
+pub struct Writer {
+    stop: Arc<AtomicBool>,
+    synced: Arc<AtomicU64>,
+    running: JoinHandle<io::Result<()>>,
+}
+
+impl Writer {
+    pub fn start(path: PathBuf) -> Self {
+        let (stop, synced) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (told, count) = (stop.clone(), synced.clone());
+        let running = thread::spawn(move || {
+            let mut file = File::options().append(true).create(true).open(path)?;
+            while !told.load(Ordering::SeqCst) {
+                writeln!(file, "{}", count.load(Ordering::SeqCst))?;
+                file.sync_data()?;
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(())
+        });
+        Self { stop, synced, running }
+    }
+
+    /// Waits until it has got some lines further.
+    pub fn wait_for_more(&self) {
+        let goal = self.synced.load(Ordering::SeqCst) + 20;
+        wait_for("the writer to get on", DEADLINE, || {
+            Ok((self.synced.load(Ordering::SeqCst) >= goal).then_some(()))
+        })
+        .unwrap();
+    }
+
+    /// How many lines are on the disk, and how it ended.
+    pub fn end(self) -> (u64, io::Result<()>) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.ended()
+    }
+
+    /// Waits for the error that ends it.
+    pub fn ended(self) -> (u64, io::Result<()>) {
+        let ended = self.running.join().unwrap();
+        (self.synced.load(Ordering::SeqCst), ended)
+    }
+}
+
+/// The lines of a writer, which must all be there.
+fn assert_log(path: &Path, at_least: u64) {
+    let log = fs::read_to_string(path).unwrap();
+    let lines: Vec<&str> = log.lines().collect();
+    assert!(lines.len() as u64 >= at_least, "{} of {at_least} lines", lines.len());
+    for (number, line) in lines.iter().enumerate().take(usize::try_from(at_least).unwrap()) {
+        assert_eq!(*line, number.to_string());
+    }
+}
+
+#[test]
+fn killed_agents_and_workers_cost_a_writer_nothing() {
+    let mut world = World::new();
+    let server = BlockServer::start(&world);
+    server.volume(&world, "pv-1", "one");
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount_of("net", &pod, "pv-1", "one"), Ok(()));
+    let log = world.dir_of(&pod, "pv-1").join("log");
+    let writer = Writer::start(log.clone());
+    writer.wait_for_more();
+
+    world.agent.process().kill().unwrap();
+    writer.wait_for_more();
+    let here = world.path("state").display().to_string();
+    for _ in 0..3 {
+        let worker = processes(&here, &["\0work\0"]);
+        assert_eq!(worker.len(), 1, "a volume has one worker");
+        kill_process(worker[0], KernelSignal::KILL).unwrap();
+        writer.wait_for_more();
+    }
+    world.agent.restart();
+    world.wait_ready();
+    writer.wait_for_more();
+    let (synced, ended) = writer.end();
+    assert!(ended.is_ok(), "{ended:?}");
+    assert_log(&log, synced);
+
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+    assert_eq!(world.leftovers(), before);
+    assert_eq!(processes(&here, &["wharf-block"]), [], "no process is left");
+}
+
+/// The node is gone for Kubernetes, and its machine writes on. The volume goes to another node, the
+/// machine can do no harm, and cleans up when it is a node again.
+#[test]
+fn a_lost_node_is_shut_out_and_cleans_up_when_it_comes_back() {
+    let world = World::new();
+    let mut lost = world.second("n1");
+    let server = BlockServer::start(&world);
+    server.volume(&world, "pv-1", "one");
+    let there = world.pod_on("n1", &lost, "a");
+    let here = world.pod("b");
+    let before = world.leftovers();
+    assert_eq!(world.mount_of("net", &there, "pv-1", "one"), Ok(()));
+    let old = world.dir_of(&there, "pv-1");
+    let writer = Writer::start(old.join("log"));
+    writer.wait_for_more();
+    let refused = world.mount_of("net", &here, "pv-1", "one").unwrap_err();
+    assert!(refused.contains("default/a"), "{refused}");
+
+    lost.agent.process().kill().unwrap();
+    kubectl(&world.server, &["delete", "node", "n1"], &Value::Null);
+    world.wait_until("the volume to come here", |world| {
+        world.mount_of("net", &here, "pv-1", "one").is_ok()
+    });
+    let (synced, ended) = writer.ended();
+    assert!(ended.is_err(), "it was shut out");
+    let dir = world.dir_of(&here, "pv-1");
+    assert_log(&dir.join("log"), synced);
+    fs::write(dir.join("mine"), "written by the new holder").unwrap();
+    let mine = Writer::start(dir.join("new"));
+    mine.wait_for_more();
+    world.wait_until("what is left to be listed", |world| world.garbage("n1").len() == 1);
+    assert!(is_mounted(&old), "nobody has cleaned up there yet");
+
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" } });
+    create(&world.server, &node);
+    lost.agent.restart();
+    world.wait_until("the old node to let go", |world| {
+        !is_mounted(&old) && world.garbage("n1").is_empty()
+    });
+    mine.wait_for_more();
+    let (written, ended) = mine.end();
+    assert!(ended.is_ok(), "the new holder saw nothing of it: {ended:?}");
+    assert_log(&dir.join("new"), written);
+    assert_eq!(world.unmount(&here, "pv-1"), Ok(()));
+    world.wait_until("nothing to be left", |world| world.leftovers() == before);
+}
