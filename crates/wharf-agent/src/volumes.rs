@@ -99,6 +99,10 @@ pub fn start(tasks: &mut Tasks, config: &Config, kube: &Kube) {
     tasks.start("volumes-elected", move |context, reporter| {
         elected::run(context, reporter, of.clone())
     });
+    let of = shared.clone();
+    tasks.start("volumes-cleanup", move |context, reporter| {
+        cleanup::run(context, reporter, of.clone())
+    });
     tasks.start("volumes-tidy", move |context, reporter| {
         tidy::run(context, reporter, shared.clone())
     });

@@ -12,7 +12,7 @@ mod objects;
 mod persistent;
 mod record;
 
-pub use claims::{ClaimSeen, StorageClass, StorageWatch, bytes};
+pub use claims::{Changes, ClaimSeen, StorageClass, StorageWatch, bytes};
 pub use garbage::Garbage;
 pub use lease::AgentLease;
 pub use look::{PendingPod, Volumes};

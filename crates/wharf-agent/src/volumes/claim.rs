@@ -106,6 +106,15 @@ impl Volumes {
     ) -> Result<Entry, VolumeError> {
         let mut attempt = Attempt::default();
         for _ in 0..MOST_STEPS {
+            // Only what is held is attached: otherwise its deletion could go by unnoticed.
+            if let Some(cluster) = &facts.cluster
+                && !cluster.deleting
+                && !cluster.is_held()
+            {
+                api.hold(cluster).await?;
+                *facts = self.gather(api, request).await?;
+                continue;
+            }
             let (asked, image) = (storage.clone(), request.image.clone());
             let epoch = self
                 .blocking(&request.volume, "ask the storage", move || Ok(asked.epoch(&image)?))

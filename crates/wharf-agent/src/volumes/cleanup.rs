@@ -3,8 +3,9 @@
 //! The storage may be gone, and what hangs there with it. So nothing waits for it, and a step that fails
 //! does not keep the others from being tried. The next round goes on with what is left.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 use wharf_core::{
     volume::{
@@ -17,13 +18,56 @@ use wharf_core::{
 use wharf_kube::{Cluster, volumes::PersistentVolume};
 
 use super::{
-    Volumes, kernel,
+    Shared, Volumes, kernel,
     storage::Device,
     work::{VolumeError, use_of},
+};
+use crate::{
+    device,
+    health::Reporter,
+    kube,
+    tasks::{Context, Ended},
 };
 
 /// Each round makes the facts of the next.
 const MOST_ROUNDS: usize = 6;
+/// What could not be done is tried again, and a change that nobody told of is seen.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// Whoever works on a volume for longer may hang in it.
+const PATIENCE: Duration = Duration::from_secs(2);
+const SUBJECT: &str = "volumes of deleted storage clusters";
+
+/// Looks when storage clusters change. A task of its own: others wait for storage that hangs.
+pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended {
+    let Some(node) = context.stop.run_until_cancelled(device::node_name(&context)).await else {
+        return Ok(());
+    };
+    let volumes = shared.volumes(&node)?;
+    let mut reader = shared.reader.clone();
+    let work = async {
+        loop {
+            let api = kube::cluster(&mut reader).await;
+            let mut changes = api.watch_storage_clusters();
+            while !reader.has_changed().unwrap_or(true) {
+                match volumes.clean_up(&api).await {
+                    Ok(()) => reporter.clear(SUBJECT),
+                    Err(error) => reporter.fault(SUBJECT, &chain(&error)),
+                }
+                reporter.ok();
+                tokio::select! {
+                    () = sleep(LOOK_EVERY) => {}
+                    change = changes.next() => {
+                        if change.is_err() {
+                            sleep(LOOK_EVERY).await;
+                        }
+                    }
+                }
+            }
+        }
+    };
+    context.stop.run_until_cancelled(work).await;
+    Ok(())
+}
 
 impl Volumes {
     /// Takes the volumes of deleted storage clusters off this node.
@@ -34,12 +78,31 @@ impl Volumes {
         for name in self.journals.names().map_err(VolumeError::Journal)? {
             let Some(journal) = self.load(&name)? else { continue };
             if is_over(&journal.storage_cluster) {
-                let lock = self.lock(&name);
-                let _held = lock.lock().await;
-                done = done.and(self.clean_up_volume(api, journal).await);
+                done = done.and(self.clean_up_alone(api, &journal).await);
             }
         }
         done
+    }
+
+    /// Nobody else works on the volume meanwhile. Who does and hangs is freed by cutting it off.
+    async fn clean_up_alone(&self, api: &Cluster, journal: &Journal) -> Result<(), VolumeError> {
+        let lock = self.lock(&journal.volume);
+        let _held = match timeout(PATIENCE, lock.lock()).await {
+            Ok(held) => held,
+            Err(_) => {
+                warn!(volume = journal.volume, "somebody hangs in the volume: it is cut off");
+                let (storage, used) =
+                    (self.storage(journal)?, use_of(journal, &self.boot_id, &self.places));
+                let cut = move || Ok(storage.cut(&used, None)?);
+                self.limited(&journal.volume, "cut off what hangs", cut).await?;
+                lock.lock().await
+            }
+        };
+        // Whoever had it has changed it.
+        match self.load(&journal.volume)? {
+            Some(journal) => self.clean_up_volume(api, journal).await,
+            None => Ok(()),
+        }
     }
 
     async fn clean_up_volume(&self, api: &Cluster, journal: Journal) -> Result<(), VolumeError> {

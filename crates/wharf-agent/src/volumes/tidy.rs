@@ -89,8 +89,6 @@ impl Round {
             self.told("pods whose volumes were cut off", deleted.map_err(VolumeError::from));
         }
         if let Some(api) = self.volumes.cluster() {
-            let done = self.volumes.clean_up(&api).await;
-            self.told("volumes of deleted storage clusters", done);
             let done = self.grow_all(&api).await;
             self.told("sizes", done);
             let done = self.clean_garbage(&api).await;

@@ -171,20 +171,43 @@ impl Cluster {
 
     /// Tells when claims, volumes or storage clusters change, without saying what.
     pub fn watch_storage(&self) -> StorageWatch {
-        let follow = |path: &str| Follow::new(self.clone(), path, None, WATCH);
         StorageWatch {
-            claims: follow(CLAIMS),
-            volumes: follow(VOLUMES),
-            clusters: follow(&format!("{GROUP}/storageclusters")),
+            claims: Changes::new(self, CLAIMS),
+            volumes: Changes::new(self, VOLUMES),
+            clusters: self.watch_storage_clusters(),
         }
+    }
+
+    /// Tells when storage clusters change, without saying what.
+    pub fn watch_storage_clusters(&self) -> Changes {
+        Changes::new(self, &format!("{GROUP}/storageclusters"))
+    }
+}
+
+/// The changes of one kind.
+pub struct Changes(Follow<Marked>);
+
+impl Changes {
+    fn new(cluster: &Cluster, path: &str) -> Self {
+        Self(Follow::new(cluster.clone(), path, None, WATCH))
+    }
+
+    /// Returns when something has changed, or may have.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses; it can be called again.
+    pub async fn next(&mut self) -> Result<()> {
+        let change: Change<Marked> = self.0.next().await?;
+        drop(change);
+        Ok(())
     }
 }
 
 /// Three watches as one.
 pub struct StorageWatch {
-    claims: Follow<Marked>,
-    volumes: Follow<Marked>,
-    clusters: Follow<Marked>,
+    claims: Changes,
+    volumes: Changes,
+    clusters: Changes,
 }
 
 impl StorageWatch {
@@ -193,13 +216,11 @@ impl StorageWatch {
     /// # Errors
     /// The API server does not answer or refuses; it can be called again.
     pub async fn next(&mut self) -> Result<()> {
-        let change: Change<Marked> = tokio::select! {
-            change = self.claims.next() => change?,
-            change = self.volumes.next() => change?,
-            change = self.clusters.next() => change?,
-        };
-        drop(change);
-        Ok(())
+        tokio::select! {
+            change = self.claims.next() => change,
+            change = self.volumes.next() => change,
+            change = self.clusters.next() => change,
+        }
     }
 }
 

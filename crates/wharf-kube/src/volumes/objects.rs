@@ -22,8 +22,18 @@ pub struct StorageCluster {
     pub backend: Backend,
     pub parameters: BTreeMap<String, String>,
     pub deleting: bool,
-    pub finalizers: Vec<String>,
+    finalizers: Vec<String>,
     version: String,
+}
+
+/// So agents hold a storage cluster.
+const FINALIZER: &str = "wharf.dev/volumes";
+
+impl StorageCluster {
+    /// Whether its deletion waits for its volumes.
+    pub fn is_held(&self) -> bool {
+        self.finalizers.iter().any(|one| one == FINALIZER)
+    }
 }
 
 impl Cluster {
@@ -46,11 +56,34 @@ impl Cluster {
         Ok(objects.into_iter().map(StorageCluster::from).collect())
     }
 
-    /// Says what holds a storage cluster that was seen, and how its deletion goes.
+    /// Holds a storage cluster that was seen, so that its deletion waits for its volumes.
     ///
     /// # Errors
     /// The API server does not answer or refuses for another reason than that somebody was faster.
-    pub async fn write_finalizers(
+    pub async fn hold(&self, seen: &StorageCluster) -> Result<()> {
+        let all = [&seen.finalizers[..], &[FINALIZER.to_owned()]].concat();
+        self.write_finalizers(seen, &all, &[]).await.map(drop)
+    }
+
+    /// Does not hold it any more: it may go.
+    ///
+    /// # Errors
+    /// As [`hold`](Self::hold).
+    pub async fn let_go(&self, seen: &StorageCluster) -> Result<()> {
+        let mut others = seen.finalizers.clone();
+        others.retain(|one| one != FINALIZER);
+        self.write_finalizers(seen, &others, &[]).await.map(drop)
+    }
+
+    /// Says what keeps a storage cluster whose deletion was asked for.
+    ///
+    /// # Errors
+    /// As [`hold`](Self::hold).
+    pub async fn tell_of_deletion(&self, seen: &StorageCluster, report: &[String]) -> Result<()> {
+        self.write_finalizers(seen, &seen.finalizers, report).await.map(drop)
+    }
+
+    async fn write_finalizers(
         &self,
         seen: &StorageCluster,
         finalizers: &[String],

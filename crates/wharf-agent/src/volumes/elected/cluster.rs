@@ -9,20 +9,13 @@ use wharf_kube::{Cluster, volumes::StorageCluster};
 
 use crate::volumes::work::VolumeError;
 
-/// So we hold a storage cluster.
-const FINALIZER: &str = "wharf.dev/volumes";
-
 /// Looks at all storage clusters once.
 pub async fn end(api: &Cluster) -> Result<(), VolumeError> {
     for cluster in api.storage_clusters().await? {
-        let is_held = cluster.finalizers.iter().any(|one| one == FINALIZER);
-        if !cluster.deleting {
-            if !is_held {
-                let all = [&cluster.finalizers[..], &[FINALIZER.to_owned()]].concat();
-                api.write_finalizers(&cluster, &all, &[]).await?;
-            }
-        } else if is_held {
-            finish(api, &cluster).await?;
+        match (cluster.deleting, cluster.is_held()) {
+            (false, false) => api.hold(&cluster).await?,
+            (true, true) => finish(api, &cluster).await?,
+            (false, true) | (true, false) => {}
         }
     }
     Ok(())
@@ -65,13 +58,8 @@ async fn finish(api: &Cluster, cluster: &StorageCluster) -> Result<(), VolumeErr
     match decide_finalizer(&left) {
         Finalizer::Remove => {
             info!(cluster = cluster.name, "nothing of the storage cluster is left on any node");
-            let mut others = cluster.finalizers.clone();
-            others.retain(|one| one != FINALIZER);
-            api.write_finalizers(cluster, &others, &[]).await?;
+            Ok(api.let_go(cluster).await?)
         }
-        Finalizer::Keep(sentences) => {
-            api.write_finalizers(cluster, &cluster.finalizers, &sentences).await?;
-        }
+        Finalizer::Keep(sentences) => Ok(api.tell_of_deletion(cluster, &sentences).await?),
     }
-    Ok(())
 }
