@@ -39,6 +39,7 @@ Release files instead of own builds, below one base (a directory or an address):
   <base>/cni-plugins/v<V>/cni-plugins-linux-<arch>-v<V>.tgz       with ….sha256
   <base>/coredns/v<V>/coredns_<V>_linux_<arch>.tgz                with ….sha256
   <base>/kwok/v<V>/kwok-linux-<arch>, stage-fast.yaml             with ….sha256 (may be absent)
+  <base>/csi-sanity/v<V>/csi-sanity-linux-<arch>                  with ….sha256 (may be absent)
   <base>/metrics-server/v<V>/metrics-server-linux-<arch>          with ….sha256
 pause and busybox are made here in any case, and so are the images of programs that run in pods.
 NAME=BASE gives the base of one component, such as the place of the project's own releases:

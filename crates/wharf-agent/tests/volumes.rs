@@ -5,8 +5,12 @@
 mod common;
 #[path = "volumes/crash.rs"]
 mod crash;
+#[path = "volumes/csi.rs"]
+mod csi;
 #[path = "volumes/deletion.rs"]
 mod deletion;
+#[path = "volumes/door.rs"]
+mod door;
 #[path = "volumes/nodes.rs"]
 mod nodes;
 #[path = "volumes/proxy.rs"]

@@ -124,6 +124,7 @@ pub const COMPONENTS: &[Component] = &[
     CNI_PLUGINS,
     COREDNS,
     KWOK,
+    CSI_SANITY,
     METRICS_SERVER,
     PAUSE,
     BUSYBOX,
@@ -344,6 +345,27 @@ const KWOK: Component = Component {
     source: Source::Go(Go {
         modules: &["sigs.k8s.io/kwok"],
         variables: &["sigs.k8s.io/kwok/pkg/consts.Version=v{version}"],
+        ..PLAIN_GO
+    }),
+    release: Release { archive: None, checksums: "{file}.sha256" },
+    image: None,
+    on_hosts: false,
+};
+
+/// Kubernetes' own judge of CSI drivers. Its project publishes no programs: a mirror has one that
+/// somebody built, or none.
+const CSI_SANITY: Component = Component {
+    name: "csi-sanity",
+    version: "5.6.0",
+    recipe: 1,
+    files: &[program!(
+        "bin/csi-sanity",
+        "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity",
+        "csi-sanity-linux-{arch}"
+    )],
+    source: Source::Go(Go {
+        modules: &["github.com/kubernetes-csi/csi-test/v5"],
+        variables: &["main.VERSION=v{version}"],
         ..PLAIN_GO
     }),
     release: Release { archive: None, checksums: "{file}.sha256" },

@@ -50,7 +50,12 @@ use crate::{
 
 /// kubelet looks for plugins there.
 const REGISTRY: &str = "plugins_registry";
-const SOCKET: &str = "volume.wharf.dev-reg.sock";
+/// kubelet registers a plugin with the whole path of its socket, percent-encoded, in the place of the
+/// server's name (`:authority`). That is no name of a host, and our HTTP/2 refuses it
+/// (hyperium/h2#487). With an `@` in the file's name, which kubelet does not encode, what is before it
+/// is a user and what is after it the host: that is taken. A filter that rewrites the headers of each
+/// connection would do the same with far more that can break.
+const SOCKET: &str = "agent@volume.wharf.dev-reg.sock";
 /// The version of CSI that kubelet knows drivers by.
 const VERSION: &str = "1.0.0";
 const REGISTRATION: &str = "the registration of the CSI driver";

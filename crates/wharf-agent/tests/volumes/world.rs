@@ -126,6 +126,11 @@ impl World {
         driver_at(self.dir.path())
     }
 
+    /// Where kubelet finds the CSI driver.
+    pub fn socket(&self) -> PathBuf {
+        self.path("kubelet/plugins_registry/agent@volume.wharf.dev-reg.sock")
+    }
+
     /// A blank image of so many MiB.
     pub fn image(&self, name: &str, size: u64) {
         let path = self.path(&format!("images/{name}.img"));
