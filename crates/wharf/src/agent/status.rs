@@ -57,10 +57,6 @@ fn rows(task: &TaskHealth) -> Vec<[String; 5]> {
     let row = |state: &str, since: String, subject: &str, reason: &str| {
         [task.name.clone(), state.to_owned(), since, subject.to_owned(), reason.to_owned()]
     };
-    if task.faults.is_empty() {
-        let state = if task.working { "ok" } else { "waiting" };
-        return vec![row(state, String::new(), "", "")];
-    }
     let since = |time: Option<_>| time.map(output::time).unwrap_or_default();
     let faults = task.faults.iter();
     let mut rows: Vec<_> = faults
@@ -69,5 +65,11 @@ fn rows(task: &TaskHealth) -> Vec<[String; 5]> {
     if task.more {
         rows.push(row("fault", String::new(), "", "there are more"));
     }
+    if rows.is_empty() {
+        let state = if task.working { "ok" } else { "waiting" };
+        rows.push(row(state, String::new(), "", ""));
+    }
+    let conditions = task.conditions.iter();
+    rows.extend(conditions.map(|it| row("note", since(it.since.0), &it.name, &it.text)));
     rows
 }
