@@ -1,6 +1,8 @@
 //! Volumes on real machines that share a directory: a writer moves from lost nodes to others, and
 //! never do two write.
 
+mod csi;
+
 use std::{fs, path::PathBuf, process::Command, time::Instant};
 
 use serde_json::{Value, json};
@@ -34,7 +36,8 @@ fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
 
     trial.stop_the_writer();
     trial.assert_stamps(&[&first, &second, &third, &fourth]);
-    trial.a_claim_that_is_deleted_takes_its_image_with_it();
+    trial.claim_takes_its_image_with_it(CLAIM);
+    trial.a_volume_of_csi_moves_from_node_to_node();
 }
 
 struct Trial<'a> {
@@ -132,34 +135,39 @@ impl Trial<'_> {
     fn told(&self) -> String {
         let look = |args: &[&str]| self.bed.kubectl(NAME, args).unwrap_or_else(|error| error);
         let agents = NODES.iter().map(|(node, _)| {
-            let log = ["sh", "-c", "journalctl -u wharf-agent | grep -i volume | tail -40"];
+            let look =
+                "journalctl -u wharf-agent -u wharf-kubelet | grep -iE 'volume|csi' | tail -40";
+            let log = ["sh", "-c", look];
             format!("{node}: {}", self.bed.host(node).run(&log).unwrap_or_default())
         });
         [
-            look(&["describe", "pod", "canary-0"]),
+            look(&["describe", "pods"]),
             look(&["get", "attachments.wharf.dev", "-o", "yaml"]),
             agents.collect::<Vec<_>>().join("\n"),
         ]
         .join("\n")
     }
 
-    /// The PersistentVolume, which is called as its image.
-    fn volume(&self) -> String {
-        self.claim("{.spec.volumeName}")
+    /// The PersistentVolume of a claim, which is called as its image.
+    fn volume_of(&self, claim: &str) -> String {
+        self.field(claim, "{.spec.volumeName}")
     }
 
-    fn claim(&self, path: &str) -> String {
+    fn field(&self, claim: &str, path: &str) -> String {
         let path = format!("jsonpath={path}");
-        self.bed.kubectl(NAME, &["get", "pvc", CLAIM, "-o", &path]).unwrap()
+        self.bed.kubectl(NAME, &["get", "pvc", claim, "-o", &path]).unwrap()
     }
 
-    fn image(&self) -> PathBuf {
-        self.bed.shared().join(format!("{}.img", self.volume()))
+    fn image_of(&self, claim: &str) -> PathBuf {
+        self.bed.shared().join(format!("{}.img", self.volume_of(claim)))
     }
 
     fn holders(&self) -> Vec<String> {
-        let volume = self.volume();
-        let get = ["get", "attachments.wharf.dev", &volume, "--ignore-not-found", "-o", "json"];
+        self.holders_of(&self.volume_of(CLAIM))
+    }
+
+    fn holders_of(&self, volume: &str) -> Vec<String> {
+        let get = ["get", "attachments.wharf.dev", volume, "--ignore-not-found", "-o", "json"];
         let text = self.bed.kubectl(NAME, &get).unwrap();
         let record: Value = serde_json::from_str(&text).unwrap_or_default();
         let entries = record["attachments"].as_array().cloned().unwrap_or_default();
@@ -229,16 +237,17 @@ impl Trial<'_> {
         self.bed.kubectl(NAME, &["patch", "pvc", CLAIM, "--type=merge", "-p", more]).unwrap();
         // A mounted ext4 grows only with a capability that these machines may lack; xfs has its own test.
         wait_for("the image to grow", DEADLINE, || {
-            let is_large = fs::metadata(self.image()).unwrap().len() == 96 << 20;
-            Ok((is_large && self.claim("{.status.capacity.storage}") == "96Mi").then_some(()))
+            let is_large = fs::metadata(self.image_of(CLAIM)).unwrap().len() == 96 << 20;
+            let told = self.field(CLAIM, "{.status.capacity.storage}");
+            Ok((is_large && told == "96Mi").then_some(()))
         })
         .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
     }
 
-    fn a_claim_that_is_deleted_takes_its_image_with_it(&self) {
-        let (image, volume) = (self.image(), self.volume());
+    fn claim_takes_its_image_with_it(&self, claim: &str) {
+        let (image, volume) = (self.image_of(claim), self.volume_of(claim));
         assert!(image.exists());
-        self.bed.kubectl(NAME, &["delete", "pvc", CLAIM]).unwrap();
+        self.bed.kubectl(NAME, &["delete", "pvc", claim]).unwrap();
         wait_for("the volume to go", DEADLINE, || {
             let get = ["get", "pv", &volume, "--ignore-not-found", "-o", "name"];
             let left = self.bed.kubectl(NAME, &get).unwrap();
@@ -256,7 +265,8 @@ impl Trial<'_> {
 
     /// A node that comes back has no device and no garbage.
     fn wait_for_nothing_left(&self, node: &str) {
-        let look = "ls /var/lib/wharf/volumes/journals; grep wharf.dev /proc/mounts || true";
+        let look = "ls /var/lib/wharf/volumes/journals
+            grep -E 'wharf.dev|kubernetes.io~csi' /proc/mounts || true";
         let left = || {
             let here = self.bed.host(node).run(&["sh", "-c", look]).unwrap_or("away".to_owned());
             let list = ["get", "nodegarbages.wharf.dev", node, "--ignore-not-found", "-o", "name"];
@@ -280,7 +290,7 @@ impl Trial<'_> {
 
     /// The image is whole, and in it the stamps of one node after the other.
     fn assert_stamps(&self, nodes: &[&str]) {
-        let image = self.image();
+        let image = self.image_of(CLAIM);
         let check = Command::new("e2fsck").args(["-fn"]).arg(&image).output().unwrap();
         assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
         let log = self.bed.world.path("log");
