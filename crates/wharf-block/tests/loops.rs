@@ -5,9 +5,13 @@
 mod common;
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{Read, Seek, SeekFrom, Write},
-    sync::Barrier,
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
@@ -122,6 +126,32 @@ fn a_device_grows_with_its_file() {
     loops::grow(&attached.0).unwrap();
     let size = File::open(&attached.0.path).unwrap().seek(SeekFrom::End(0)).unwrap();
     assert_eq!(size, 3 * MIB);
+}
+
+#[test]
+fn devices_that_come_and_go_do_not_count_as_silent() {
+    const ROUNDS: usize = 100;
+    let dir = TempDir::new().unwrap();
+    let (_, file) = image(dir.path(), "image", MIB);
+    let is_over = AtomicBool::new(false);
+    let (ours, silent) = thread::scope(|scope| {
+        let coming_and_going = scope.spawn(|| {
+            let attach = |_| Attached(loops::attach(&file, PLAIN).unwrap()).0.number;
+            let ours: BTreeSet<u32> = (0..ROUNDS).map(attach).collect();
+            is_over.store(true, Ordering::SeqCst);
+            ours
+        });
+        let mut silent = BTreeSet::new();
+        while !is_over.load(Ordering::SeqCst) && !coming_and_going.is_finished() {
+            silent.extend(loops::list().unwrap().into_iter().filter_map(|seen| match seen {
+                Observed::Silent { number } => Some(number),
+                Observed::Known { .. } => None,
+            }));
+        }
+        (coming_and_going.join().unwrap(), silent)
+    });
+    // Others may have devices that hang.
+    assert!(ours.is_disjoint(&silent), "{silent:?}");
 }
 
 #[test]

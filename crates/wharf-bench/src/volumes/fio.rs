@@ -58,7 +58,11 @@ fn measure(dir: &Path, pattern: &str, size: &str, depth: u32, seconds: u16) -> R
     let bytes = format!("--bs={size}");
     let rw = format!("--rw={pattern}");
     let common = ["--name=bench", &file, &bytes, "--direct=1", "--ioengine=libaio"];
-    let verified = [&common[..], &["--rw=randwrite", "--size=16m", "--verify=crc32c"]].concat();
+    let verified = [
+        &common[..],
+        &["--rw=randwrite", "--size=16m", "--verify=crc32c", "--verify_state_save=0"],
+    ]
+    .concat();
     program("fio", &verified).context("what was written is not what was read")?;
     let (whole, deep) = (format!("--size={FILE}"), format!("--iodepth={depth}"));
     let time = format!("--runtime={seconds}");

@@ -3,7 +3,8 @@
 //! The kernel's own list is in sysfs and always answers. File and tag have to be asked of the device
 //! itself, and the kernel then asks the file, which may hang for ever (a dead network file system). So
 //! each device is asked in a thread of its own with a limit, and while it has not answered nobody
-//! asks it again.
+//! asks it again. What a device said once holds as long as it has the same file, which the kernel
+//! counts: so one that was known before it hung stays known.
 
 use std::{
     collections::BTreeMap,
@@ -21,10 +22,14 @@ use super::{Device, Error, FileId, open_device, path, tag_of};
 const SYS_BLOCK: &str = "/sys/block";
 
 /// A device answers in microseconds, or its file hangs.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const ASK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The devices that have not answered yet, and since when.
 static ASKED: Mutex<BTreeMap<u32, Instant>> = Mutex::new(BTreeMap::new());
+
+/// What devices said last, and which of their files they spoke of.
+static KNOWN: Mutex<BTreeMap<u32, (u64, Observed)>> = Mutex::new(BTreeMap::new());
 
 /// A loop device that has a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +38,7 @@ pub enum Observed {
         device: Device,
         read_only: bool,
     },
-    /// Its file hangs, or it went away while it was asked.
+    /// Its file hangs.
     Silent {
         number: u32,
     },
@@ -47,12 +52,12 @@ pub fn list() -> Result<Vec<Observed>, Error> {
         .filter(|number| is_bound(*number))
         .collect();
     numbers.sort_unstable();
-    Ok(numbers.into_iter().map(ask).collect())
+    Ok(numbers.into_iter().filter_map(ask).collect())
 }
 
 /// One device, if it has a file.
 pub fn observe(number: u32) -> Option<Observed> {
-    is_bound(number).then(|| ask(number))
+    is_bound(number).then(|| ask(number)).flatten()
 }
 
 /// The devices of this file with this tag. There may be several: nothing keeps two processes from
@@ -79,11 +84,41 @@ pub(super) fn device_number(number: u32) -> Result<(u32, u32), Error> {
         .ok_or_else(|| Error::io(format!("reading {file}"), io::ErrorKind::InvalidData))
 }
 
-fn ask(number: u32) -> Observed {
-    let silent = Observed::Silent { number };
+/// `None` when it lost its file meanwhile.
+fn ask(number: u32) -> Option<Observed> {
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let end = Instant::now() + ANSWER_WITHIN;
+    loop {
+        let turn = file_turn(number);
+        match ask_once(number) {
+            Some(Some(observed)) => {
+                if let Some(turn) = turn.filter(|turn| file_turn(number) == Some(*turn)) {
+                    known().insert(number, (turn, observed.clone()));
+                }
+                return Some(observed);
+            }
+            Some(None) if !is_bound(number) => return None,
+            // One that is being detached refuses to answer for a moment.
+            Some(None) if Instant::now() < end => thread::sleep(ASK_AGAIN),
+            Some(None) | None => {
+                let said = known().get(&number).filter(|(of, _)| Some(*of) == turn).cloned();
+                return Some(said.map_or(Observed::Silent { number }, |(_, observed)| observed));
+            }
+        }
+    }
+}
+
+/// Another number for every file that the device ever had; older kernels (before 5.15) have none.
+fn file_turn(number: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("{SYS_BLOCK}/loop{number}/diskseq")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// `None` when it does not answer in time.
+fn ask_once(number: u32) -> Option<Option<Observed>> {
     let asked = || ASKED.lock().unwrap_or_else(PoisonError::into_inner);
     if asked().entry(number).or_insert_with(Instant::now).elapsed() > ANSWER_WITHIN {
-        return silent;
+        return None;
     }
     let (answer, answered) = mpsc::channel();
     let asking = thread::Builder::new().name(format!("ask-loop{number}")).spawn(move || {
@@ -94,9 +129,9 @@ fn ask(number: u32) -> Observed {
     });
     if asking.is_err() {
         asked().remove(&number);
-        return silent;
+        return None;
     }
-    answered.recv_timeout(ANSWER_WITHIN).ok().flatten().unwrap_or(silent)
+    answered.recv_timeout(ANSWER_WITHIN).ok()
 }
 
 fn look(number: u32) -> Option<Observed> {
