@@ -18,7 +18,7 @@
 
 mod hold;
 mod link;
-mod mounts;
+pub mod mounts;
 mod process;
 mod state;
 mod work;

@@ -1,4 +1,4 @@
-//! The mount of a proxy, and the switch by which the kernel ends all its requests.
+//! Mounts of FUSE, and the switch by which the kernel ends all their requests.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ const MAX_LAYERS: usize = 8;
 
 /// The number by which the kernel calls the connection of the file system that is mounted there. From
 /// the list of mounts: to ask the file system itself could hang.
-pub(super) fn fuse_minor(mount_point: &Path) -> io::Result<Option<u32>> {
+pub fn fuse_minor(mount_point: &Path) -> io::Result<Option<u32>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     // The last one is on top.
     Ok(mounts.lines().rev().find_map(|line| {
@@ -54,8 +54,8 @@ fn unescaped(text: &str) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
-/// Takes away every proxy that is mounted there.
-pub(super) fn unmount(mount_point: &Path) -> io::Result<()> {
+/// Takes away every file system of FUSE that is mounted there.
+pub fn unmount(mount_point: &Path) -> io::Result<()> {
     for _ in 0..MAX_LAYERS {
         if fuse_minor(mount_point)?.is_none() {
             return Ok(());
@@ -68,7 +68,8 @@ pub(super) fn unmount(mount_point: &Path) -> io::Result<()> {
     Err(Errno::BUSY.into())
 }
 
-pub(super) fn abort(minor: u32) -> io::Result<()> {
+/// Ends all requests of a connection with an error, now and from now on.
+pub fn abort(minor: u32) -> io::Result<()> {
     let switch = Path::new(CONNECTIONS).join(minor.to_string()).join("abort");
     if !switch.exists() && !Path::new(CONNECTIONS).join(minor.to_string()).exists() {
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
