@@ -27,5 +27,6 @@ pub mod lease;
 pub mod options;
 pub mod provision;
 mod push_out;
+pub mod rbd;
 pub mod record;
 pub mod request;
