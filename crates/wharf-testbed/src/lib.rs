@@ -3,7 +3,7 @@
 //! A *bed* is a set of hosts on one bridge. Each host is a `systemd-nspawn` machine on an overlay
 //! over a shared base root, and behaves like a machine one owns: it reboots with a new boot id,
 //! loses its power, and its network can be cut. [`TestBed::start`] is the place to start reading;
-//! [`process`], [`etcd`], [`apiserver`] and [`kwok`] hold what tests of single processes need.
+//! [`process`], [`etcd`], [`ceph`], [`apiserver`] and [`kwok`] hold what tests of single processes need.
 //!
 //! **Invariant:** whatever a bed makes on the machine is named by the bed's state file before it
 //! is made, so that `remove` can undo a bed whose maker was killed at any moment.
@@ -18,6 +18,7 @@ pub mod apiserver;
 mod base;
 mod bed;
 mod bundle;
+pub mod ceph;
 mod cgroup;
 mod command;
 pub mod debian;
