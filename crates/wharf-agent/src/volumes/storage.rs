@@ -4,6 +4,7 @@ mod devices;
 mod dir;
 mod loopfile;
 mod proxy;
+mod rbd;
 mod tag;
 
 use std::{
@@ -38,8 +39,6 @@ pub enum StorageError {
         "image {image} was granted with generation {epoch} already, which is later than {ours}"
     )]
     Later { image: String, epoch: Generation, ours: Generation },
-    #[error("{backend} is not built into this agent")]
-    NotBuilt { backend: Backend },
     #[error("whether the device is there cannot be seen: a loop device does not answer")]
     Silent,
     #[error("cannot {what}")]
@@ -58,6 +57,8 @@ pub enum StorageError {
     Proxy(#[from] wharf_block::proxy::Error),
     #[error(transparent)]
     Shutdown(#[from] shutdown::Error),
+    #[error(transparent)]
+    Rbd(Box<rbd::Error>),
 }
 
 impl StorageError {
@@ -137,7 +138,7 @@ pub fn open(
         Backend::Loopfile => Ok(Box::new(loopfile::Loopfile::new(parameters, hints)?)),
         Backend::Dir => Ok(Box::new(dir::Dir::new(parameters, places)?)),
         Backend::Proxy => Ok(Box::new(proxy::Proxy::new(parameters, places, hints)?)),
-        Backend::Rbd => Err(StorageError::NotBuilt { backend }),
+        Backend::Rbd => Ok(Box::new(rbd::Rbd::new(parameters, places, hints)?)),
     }
 }
 
@@ -148,8 +149,13 @@ fn parameter(parameters: &BTreeMap<String, String>, key: &'static str) -> Result
 
 /// Where an image lies below a directory.
 fn below(directory: &Path, image: &str) -> Result<PathBuf> {
-    if !is_name(image) {
-        return Err(StorageError::Image(image.chars().take(100).collect()));
-    }
+    check_image(image)?;
     Ok(directory.join(image))
+}
+
+fn check_image(image: &str) -> Result<()> {
+    if is_name(image) {
+        return Ok(());
+    }
+    Err(StorageError::Image(image.chars().take(100).collect()))
 }

@@ -45,10 +45,9 @@ fn code(error: &VolumeError) -> Code {
         VolumeError::Storage(error) => match error {
             StorageError::NoImage(_) => Code::NotFound,
             StorageError::Image(_) => Code::InvalidArgument,
-            StorageError::Missing(_)
-            | StorageError::Taken { .. }
-            | StorageError::Later { .. }
-            | StorageError::NotBuilt { .. } => Code::FailedPrecondition,
+            StorageError::Missing(_) | StorageError::Taken { .. } | StorageError::Later { .. } => {
+                Code::FailedPrecondition
+            }
             StorageError::Silent => Code::Unavailable,
             _ => Code::Internal,
         },
