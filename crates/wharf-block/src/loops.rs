@@ -205,6 +205,26 @@ pub fn detach(device: &Device) -> Result<(), Error> {
     }
 }
 
+/// Lets go of every device of the file at this path, at once or when the last user closes it. The file
+/// need not answer, and neither does the device then: whose it is says the kernel's own list, as long as
+/// the file system of the file is mounted.
+pub fn release(file: &Path) -> Result<(), Error> {
+    for number in observe::of_file(file)? {
+        let opened = open_device(number, false)?;
+        // It may have been another's before it was opened.
+        if !observe::is_of_file(number, file) {
+            continue;
+        }
+        match ioctl::loop_clear(&opened) {
+            Ok(()) | Err(Errno::NXIO) => {}
+            Err(error) => {
+                return Err(Error::io(format!("releasing loop device {number}"), error));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Makes the device as large as its file is now.
 pub fn grow(device: &Device) -> Result<(), Error> {
     let (opened, _) = open_ours(device)?.ok_or(Error::NotOurs { number: device.number })?;

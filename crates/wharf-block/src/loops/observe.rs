@@ -9,7 +9,8 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    path::PathBuf,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
     sync::{Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
@@ -46,13 +47,27 @@ pub enum Observed {
 
 /// Every loop device of the machine that has a file, also those of others.
 pub fn list() -> Result<Vec<Observed>, Error> {
+    Ok(numbers()?.into_iter().filter_map(ask).collect())
+}
+
+/// The devices of the file at this path. Looks at nothing that could hang.
+pub(super) fn of_file(file: &Path) -> Result<Vec<u32>, Error> {
+    Ok(numbers()?.into_iter().filter(|number| is_of_file(*number, file)).collect())
+}
+
+pub(super) fn is_of_file(number: u32, file: &Path) -> bool {
+    let shown = fs::read(format!("{SYS_BLOCK}/loop{number}/loop/backing_file"));
+    shown.is_ok_and(|shown| shown.strip_suffix(b"\n") == Some(file.as_os_str().as_bytes()))
+}
+
+fn numbers() -> Result<Vec<u32>, Error> {
     let entries = fs::read_dir(SYS_BLOCK).map_err(|e| Error::io("reading /sys/block", e))?;
     let mut numbers: Vec<u32> = entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("loop")?.parse().ok())
         .filter(|number| is_bound(*number))
         .collect();
     numbers.sort_unstable();
-    Ok(numbers.into_iter().filter_map(ask).collect())
+    Ok(numbers)
 }
 
 /// One device, if it has a file.

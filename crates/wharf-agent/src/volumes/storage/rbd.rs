@@ -223,7 +223,10 @@ impl Storage for Rbd {
     }
 
     fn cut(&self, volume: &Use, _device: Option<&Device>) -> Result<()> {
-        Ok(self.client(volume)?.abort()?)
+        let client = self.client(volume)?;
+        client.abort()?;
+        // Without its client the device does not even say whose it is. It goes with its last user.
+        Ok(loops::release(&client.disk())?)
     }
 
     fn fence(&self, image: &str, holders: &[Entry], generation: Generation) -> Result<()> {
