@@ -203,9 +203,9 @@ fn a_volume_of_a_frozen_cluster_is_cut_off_and_taken_away() {
     let waiting = store_aside(&dir.join("late"), "late");
     let nothing = waiting.recv_timeout(Duration::from_secs(2)).unwrap_err();
     assert_eq!(nothing, RecvTimeoutError::Timeout, "nothing answers");
-    // As `wharf volume detach --force` does; then kubelet asks.
+    // As `wharf volume detach --force` does; then kubelet asks, until the last user is gone.
     scene.change_entry("pv-1", "phase", "Released");
-    assert_eq!(scene.world.unmount(&pod, "pv-1"), Ok(()));
+    scene.wait_until("the unmount", |scene| scene.world.unmount(&pod, "pv-1").is_ok());
     let freed = waiting.recv_timeout(DEADLINE).unwrap();
     assert!(freed.is_err(), "it was not written");
     scene.wait_until("the node to be clean", |scene| {
