@@ -13,7 +13,7 @@ use std::{fs, sync::mpsc::RecvTimeoutError, time::Duration};
 
 use common::{create, kubectl};
 use rustix::process::Signal;
-use scene::{CLUSTER, DEADLINE, Scene, Second, store, store_aside};
+use scene::{CLUSTER, DEADLINE, Scene, store, store_aside};
 use serde_json::{Value, json};
 use world::{NODE, is_mounted};
 
@@ -134,7 +134,7 @@ fn give_up(scene: &Scene, volume: &str) {
 fn a_fenced_holder_gets_errors_and_the_next_one_has_what_was_synced() {
     let mut scene = Scene::new();
     scene.volume("pv-1", "one", 64);
-    let mut second = Second::new(&scene);
+    let mut second = scene.world.second("n1");
     let before = scene.world.leftovers();
     for round in ["forgotten", "unknown"] {
         let old = scene.world.pod(&format!("{round}-old"));
@@ -155,11 +155,11 @@ fn a_fenced_holder_gets_errors_and_the_next_one_has_what_was_synced() {
             scene.forget("one", &key.unwrap());
             assert_eq!(scene.watchers("one"), [identity.as_str()]);
         }
-        let new = second.pod(&scene, &format!("{round}-new"));
+        let new = scene.world.pod_on("n1", &second, &format!("{round}-new"));
         taint(&scene, "node.kubernetes.io/out-of-service=yes:NoExecute");
-        assert_eq!(second.mount(&scene, &new, "pv-1", "one"), Ok(()), "{round}");
+        assert_eq!(scene.mount(&new, "pv-1", "one"), Ok(()), "{round}");
         assert!(scene.shut_out_until(&identity).unwrap() > NOT_BEFORE);
-        let there = second.dir_of(&new, "pv-1");
+        let there = scene.world.dir_of(&new, "pv-1");
         assert_eq!(fs::read_to_string(there.join(round)).unwrap(), "synced");
         store(&there.join(round), "anew").unwrap();
 
@@ -167,10 +167,10 @@ fn a_fenced_holder_gets_errors_and_the_next_one_has_what_was_synced() {
         scene.signal_clients(Signal::CONT);
         let written = store_aside(&dir.join(round), "late").recv_timeout(DEADLINE).unwrap();
         assert!(written.is_err(), "a fenced holder wrote");
-        assert_eq!(second.unmount(&new, "pv-1"), Ok(()));
-        assert_eq!(second.mount(&scene, &new, "pv-1", "one"), Ok(()));
+        assert_eq!(scene.world.unmount(&new, "pv-1"), Ok(()));
+        assert_eq!(scene.mount(&new, "pv-1", "one"), Ok(()));
         assert_eq!(fs::read_to_string(there.join(round)).unwrap(), "anew");
-        assert_eq!(second.unmount(&new, "pv-1"), Ok(()));
+        assert_eq!(scene.world.unmount(&new, "pv-1"), Ok(()));
 
         // What is left on the first node goes once its agent is back.
         scene.world.agent.process().signal(Signal::CONT).unwrap();

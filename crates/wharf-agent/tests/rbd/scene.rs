@@ -1,10 +1,9 @@
-//! A real Ceph beside the world of volumes, and a second node.
+//! A real Ceph beside the world of volumes.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Write},
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
     sync::mpsc::{Receiver, channel},
     thread,
     time::Duration,
@@ -12,11 +11,10 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tempfile::TempDir;
-use wharf_testbed::{ceph::Ceph, debian, process::binary, wait_for};
+use wharf_testbed::{ceph::Ceph, debian, devices::processes, wait_for};
 
 use crate::{
-    common::{Agent, create, kubectl},
+    common::kubectl,
     world::{Pod, World},
 };
 
@@ -40,14 +38,7 @@ impl Scene {
             "monitors": ceph.monitors(), "pool": ceph.pool(), "user": ceph.user(),
             "keyring": ceph.keyring(),
         });
-        create(
-            &world.server,
-            &json!({
-                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
-                "metadata": { "name": CLUSTER },
-                "spec": { "backend": "rbd", "parameters": parameters },
-            }),
-        );
+        world.storage_of(CLUSTER, "rbd", &parameters);
         Self { world, ceph }
     }
 
@@ -115,7 +106,8 @@ impl Scene {
 
     /// The processes that serve images to the first node.
     pub fn clients(&self) -> Vec<Pid> {
-        clients(&self.world.path(""))
+        let state = self.world.path("state").display().to_string();
+        processes(&state, &["qemu-storage-daemon"])
     }
 
     pub fn signal_clients(&self, signal: Signal) {
@@ -137,123 +129,9 @@ impl Drop for Scene {
             eprintln!("{}", self.world.agent.process().output());
         }
         let _ = self.world.agent.process().kill();
-        end_clients(&self.world.path(""));
-    }
-}
-
-fn clients(dir: &Path) -> Vec<Pid> {
-    let dir = dir.display().to_string();
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let ours = processes.filter(|process| {
-        let line = fs::read_to_string(process.path().join("cmdline")).unwrap_or_default();
-        line.starts_with("qemu-storage-daemon") && line.contains(&dir)
-    });
-    ours.filter_map(|process| Pid::from_raw(process.file_name().to_str()?.parse().ok()?)).collect()
-}
-
-fn end_clients(dir: &Path) {
-    for client in clients(dir) {
-        let _ = kill_process(client, Signal::KILL);
-    }
-}
-
-/// Another node on the same machine.
-pub struct Second {
-    pub agent: Agent,
-    dir: TempDir,
-}
-
-impl Second {
-    pub const NAME: &str = "n1";
-
-    pub fn new(scene: &Scene) -> Self {
-        let node =
-            json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": Self::NAME } });
-        create(&scene.world.server, &node);
-        let dir = tempfile::tempdir().unwrap();
-        let config = format!(
-            "node_name = '{}'\nkubeconfig = '{}'\n[volumes]\nstate_dir = '{2}/state'\n\
-             kubelet_root = '{2}/kubelet'\nplugin_dir = '{2}/plugins'\ndriver = '{3}'\n",
-            Self::NAME,
-            scene.world.server.kubeconfig_file().display(),
-            dir.path().display(),
-            binary("wharf-flex").unwrap().display(),
-        );
-        let agent = Agent::start(None, &config);
-        let second = Self { agent, dir };
-        let is_ready = || second.agent.works("volumes-lease") && second.driver().exists();
-        wait_for("the second agent", DEADLINE, || Ok(is_ready().then_some(()))).unwrap();
-        second
-    }
-
-    fn driver(&self) -> PathBuf {
-        self.dir.path().join("plugins/wharf.dev~volume/volume")
-    }
-
-    pub fn pod(&self, scene: &Scene, name: &str) -> Pod {
-        create(
-            &scene.world.server,
-            &json!({
-                "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
-                "spec": { "nodeName": Self::NAME, "containers": [{ "name": "c", "image": "none" }] },
-            }),
-        );
-        let get = ["get", "pod", name, "-o", "jsonpath={.metadata.uid}"];
-        let uid = kubectl(&scene.world.server, &get, &Value::Null);
-        Pod { name: name.to_owned(), uid }
-    }
-
-    pub fn dir_of(&self, pod: &Pod, volume: &str) -> PathBuf {
-        let below = format!("kubelet/pods/{}/volumes/wharf.dev~volume/{volume}", pod.uid);
-        self.dir.path().join(below)
-    }
-
-    pub fn mount(&self, scene: &Scene, pod: &Pod, volume: &str, image: &str) -> Result<(), String> {
-        let mut options = scene.world.options(pod, volume, image);
-        options["storageCluster"] = json!(CLUSTER);
-        self.call(&["mount", self.dir_of(pod, volume).to_str().unwrap(), &options.to_string()])
-    }
-
-    pub fn unmount(&self, pod: &Pod, volume: &str) -> Result<(), String> {
-        self.call(&["unmount", self.dir_of(pod, volume).to_str().unwrap()])
-    }
-
-    fn call(&self, arguments: &[&str]) -> Result<(), String> {
-        let output = Command::new(self.driver()).args(arguments).output().unwrap();
-        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-        match answer["status"].as_str().unwrap() {
-            "Success" => Ok(()),
-            status => Err(format!("{status}: {}", answer["message"].as_str().unwrap_or_default())),
-        }
-    }
-}
-
-impl Drop for Second {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            eprintln!("second: {}", self.agent.process().output());
-        }
-        let _ = self.agent.process().kill();
-        let here = self.dir.path().display().to_string();
-        for process in fs::read_dir("/proc").unwrap().flatten() {
-            let line = fs::read_to_string(process.path().join("cmdline")).unwrap_or_default();
-            if line.contains("volume-guard") && line.contains(&here) {
-                let _ = Command::new("kill").arg("-9").arg(process.file_name()).status();
-            }
-        }
-        let devices = fs::read_dir("/sys/block").unwrap().flatten().filter(|device| {
-            let file = fs::read_to_string(device.path().join("loop/backing_file"));
-            file.is_ok_and(|file| file.contains(&here))
-        });
-        let devices: Vec<_> = devices.map(|it| Path::new("/dev").join(it.file_name())).collect();
-        end_clients(self.dir.path());
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let points: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(4)).collect();
-        for point in points.into_iter().rev().filter(|point| point.contains(&here)) {
-            let _ = Command::new("umount").args(["-l", point]).output();
-        }
-        for device in devices {
-            let _ = Command::new("losetup").arg("-d").arg(device).output();
+        let all = self.world.path("").display().to_string();
+        for client in processes(&all, &["qemu-storage-daemon"]) {
+            let _ = kill_process(client, Signal::KILL);
         }
     }
 }

@@ -72,7 +72,8 @@ impl World {
         let agent = start_agent(&self.server, name, &place, "");
         let second = Second { agent, place };
         wait_for("the other agent's lease for volumes", DEADLINE, || {
-            Ok(second.agent.works("volumes-lease").then_some(()))
+            let works = second.agent.works("volumes-lease") && driver_at(&second.place).exists();
+            Ok(works.then_some(()))
         })
         .unwrap();
         second
