@@ -18,7 +18,7 @@ use wharf_core::install::host::{HostDocument, HostReport};
 mod apply;
 mod bundled;
 pub mod decide;
-mod failure;
+pub(crate) mod failure;
 pub mod files;
 mod images;
 mod kernel;
@@ -34,6 +34,7 @@ mod tests;
 pub mod units;
 
 pub use apply::{apply, import};
+pub(crate) use remove::end_guards;
 pub use remove::remove;
 pub use root::{Commands, Ran, Root};
 

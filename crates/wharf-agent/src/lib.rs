@@ -17,6 +17,7 @@ pub mod files;
 pub mod health;
 pub mod host;
 pub mod kube;
+pub mod launch;
 pub mod leader;
 pub mod link;
 pub mod logs;

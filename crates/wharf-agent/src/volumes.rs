@@ -30,6 +30,7 @@ mod work;
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -45,6 +46,7 @@ use wharf_kube::{Cluster, KubeError};
 
 use crate::{config::Config, kube::Kube, tasks::Tasks};
 
+pub use driver::remove as remove_driver;
 pub use guard::run as guard;
 use journals::Journals;
 pub use places::Places;
@@ -183,6 +185,11 @@ impl Volumes {
         locks.retain(|name, lock| name == volume || Arc::strong_count(lock) > 1);
         locks.entry(volume.to_owned()).or_default().clone()
     }
+}
+
+/// Whether something of a volume is on this node, as the journals in a state directory say.
+pub fn are_in_use(state_dir: &Path) -> bool {
+    fs::read_dir(state_dir.join(journals::DIRECTORY)).is_ok_and(|mut found| found.next().is_some())
 }
 
 /// The clock that counts from boot, also through sleep, and cannot be set.

@@ -12,5 +12,6 @@ pub mod facts;
 pub mod host;
 pub mod manifests;
 pub mod network;
+pub mod pod_agent;
 pub mod preflight;
 pub mod script;

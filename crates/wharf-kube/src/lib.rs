@@ -11,6 +11,7 @@
 //! Start reading at [`Cluster`], then [`drain`].
 
 mod addresses;
+mod agent_pods;
 mod app_pods;
 mod apply;
 mod attachments;
@@ -41,6 +42,7 @@ mod watch;
 mod workload;
 
 pub use addresses::NodeAddress;
+pub use agent_pods::{DaemonPod, DaemonSetSeen, IssuedToken};
 pub use app_pods::{AppPod, AppPods};
 pub use apply::{Applied, check_confined};
 pub use attachments::DefinitionSeen;

@@ -81,7 +81,7 @@ fn end_of(status: &PodStatus, container: &str) -> Option<i32> {
 }
 
 /// Why a container has not ended: the phase of its pod and what that waits for.
-fn explain(status: &PodStatus) -> String {
+pub(crate) fn explain(status: &PodStatus) -> String {
     let containers = status.container_statuses.iter().flatten();
     let waiting = containers.filter_map(|container| {
         let waiting = container.state.as_ref()?.waiting.as_ref()?;

@@ -7,10 +7,11 @@ use clap::Subcommand;
 use wharf_agent::{
     config::Config,
     host,
+    launch::{self, Container},
     volumes::{self, Places},
 };
 
-use crate::{failure::Told, logging, output::Format};
+use crate::{block_on, failure::Told, logging, output::Format};
 
 mod join;
 mod operation;
@@ -103,6 +104,9 @@ enum AgentCommand {
         #[arg(long, value_name = "DIR")]
         kubelet_root: PathBuf,
     },
+    /// Put the agent on this pod's host and follow it there; run by the pods of the DaemonSet
+    #[command(hide = true)]
+    Launch,
     /// Make this machine hold what a document says, or take it all away; used by the server
     Host {
         #[command(subcommand)]
@@ -147,6 +151,12 @@ pub fn run(args: AgentArgs, format: Format) -> anyhow::Result<ExitCode> {
         Some(AgentCommand::VolumeGuard { state_dir, kubelet_root }) => {
             logging::init(&args.log)?;
             return done(Ok(volumes::guard(&Places::of_guard(state_dir, kubelet_root))?));
+        }
+        Some(AgentCommand::Launch) => {
+            logging::init(&args.log)?;
+            // Before there are threads: each would have mounts of its own.
+            let container = Container::leave()?;
+            return done(block_on(async { Ok(launch::run(container).await?) }));
         }
         Some(AgentCommand::Host { command: HostCommand::Apply { dry_run } }) => {
             return Ok(host::run_apply(dry_run));

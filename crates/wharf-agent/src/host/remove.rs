@@ -53,6 +53,11 @@ pub fn remove(root: &Root, dry_run: bool) -> RemovalReport {
     removal.report
 }
 
+/// Ends the guard of volumes that keeps its state in this directory.
+pub(crate) fn end_guards(root: &Root, state_dir: &str) {
+    processes::kill(root, &processes::guards(root, state_dir));
+}
+
 struct Removal<'a> {
     root: &'a Root,
     made: Made,

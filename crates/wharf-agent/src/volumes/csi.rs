@@ -41,7 +41,7 @@ use self::messages::{
     PluginInfo, ProbeResponse, RegistrationStatus, SINGLE_NODE_MULTI_WRITER,
     SINGLE_NODE_READER_ONLY, SINGLE_NODE_WRITER, VolumeCapability, VolumeUsage,
 };
-use super::{Shared, Volumes, kernel, socket, work::VolumeError};
+use super::{Places, Shared, Volumes, kernel, socket, work::VolumeError};
 use crate::{
     device,
     health::Reporter,
@@ -83,6 +83,11 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
             Some(served) => served?,
         }
     }
+}
+
+/// Where kubelet finds us.
+pub(super) fn registration(places: &Places) -> PathBuf {
+    places.kubelet_root().join(REGISTRY).join(SOCKET)
 }
 
 struct Csi {

@@ -2,6 +2,8 @@
 
 use std::{fs, io, path::Path};
 
+use wharf_core::volume::request::DRIVER_DIR;
+
 use super::Places;
 use crate::host::files;
 
@@ -14,6 +16,22 @@ pub enum DriverError {
     Missing(String, #[source] io::Error),
     #[error("the driver cannot be installed in {0}")]
     Install(String, #[source] io::Error),
+}
+
+/// Takes the driver from kubelet, and what else lies in kubelet's directories for it.
+pub fn remove(places: &Places) -> io::Result<()> {
+    let gone = |done: io::Result<()>| match done {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    };
+    gone(fs::remove_dir_all(places.plugin_dir().join(DRIVER_DIR)))?;
+    gone(fs::remove_file(super::csi::registration(places)))?;
+    // Where volumes were mounted: empty now, or not ours to remove.
+    let mounts = places.staging("");
+    for dir in mounts.ancestors().take(3) {
+        let _ = fs::remove_dir(dir);
+    }
+    Ok(())
 }
 
 /// Installs the driver in one step, if another one or none is there: kubelet looks at it anew after

@@ -10,6 +10,8 @@ use wharf_core::volume::journal::Journal;
 use super::Places;
 use crate::host::files;
 
+/// Below the state directory.
+pub const DIRECTORY: &str = "journals";
 const MODE: u32 = 0o600;
 /// Far more than a journal with all pods of a node.
 const MOST_BYTES: u64 = 1024 * 1024;
@@ -21,7 +23,7 @@ pub struct Journals {
 
 impl Journals {
     pub fn open(places: &Places) -> io::Result<Self> {
-        let dir = places.state_dir.join("journals");
+        let dir = places.state_dir.join(DIRECTORY);
         fs::create_dir_all(&dir)?;
         Ok(Self { dir })
     }

@@ -1,13 +1,13 @@
 //! What is applied to a cluster once its API answers, as YAML of several documents.
 //!
 //! The texts lie beside this file and read as what they are; `{{name}}` in them stands for a value,
-//! which is put there in quotes.
+//! which is put there in quotes, and `{{=name}}` for one that is YAML already.
 
 use sha2::{Digest, Sha256};
 
 use crate::cluster::ClusterSpec;
 
-use super::components::quoted;
+use super::{components::quoted, pod_agent::AgentPods};
 
 /// Where everything of ours in the cluster lives.
 pub const NAMESPACE: &str = "kube-system";
@@ -21,14 +21,12 @@ pub const METRICS_SERVER: &str = "metrics-server";
 /// outside, forwarding (and its check for loops) would only break what works.
 pub fn render_coredns(spec: &ClusterSpec, image: &str, forward: bool) -> String {
     let corefile = corefile(spec, forward);
-    let digest = Sha256::digest(corefile.as_bytes());
-    let configuration: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     fill(
         include_str!("manifests/coredns.yaml"),
         &[
             ("image", image),
             ("corefile", &corefile),
-            ("configuration", &configuration),
+            ("configuration", &short_digest(&corefile)),
             ("dns_service", &spec.cluster_dns_service_ip.to_string()),
         ],
     )
@@ -78,7 +76,7 @@ pub fn render_metrics_server(image: &str, ca_pem: &str) -> String {
 /// The rights that no default grants: the API server's identity may use kubelets, agents may read what
 /// they report; and the namespace of applications.
 pub fn render_rbac() -> String {
-    include_str!("manifests/rbac.yaml").to_owned()
+    [include_str!("manifests/rbac.yaml"), include_str!("manifests/agents.yaml")].join("---\n")
 }
 
 /// The kinds that volumes need, and what agents may do with them.
@@ -116,14 +114,68 @@ pub fn verify_pod(node: &str) -> String {
     format!("wharf-verify-on-{node}")
 }
 
-/// Puts values, in quotes, where a text names them.
+/// The agent as a DaemonSet, with all that it needs in the cluster.
+///
+/// Its pods have a ServiceAccount in the place of the group that agents of ours are in.
+pub fn render_agent_pods(wish: &AgentPods) -> String {
+    let config = wish.config();
+    let [selector, tolerations] = [wish.selector_json(), wish.tolerations_json()];
+    let values = [
+        ("image", wish.image.as_str()),
+        ("config", &config),
+        ("configuration", &short_digest(&config)),
+        ("node_selector", &selector),
+        ("tolerations", &tolerations),
+    ];
+    let rights = [include_str!("manifests/volumes.yaml"), include_str!("manifests/agents.yaml")];
+    let rights = rights.map(|text| text.replace(AGENTS_GROUP, AGENTS_ACCOUNT));
+    let pods = fill(include_str!("manifests/agent_pods.yaml"), &values);
+    [rights.join("---\n"), pods].join("---\n")
+}
+
+/// What is deleted with the DaemonSet: everything of [`render_agent_pods`] but the namespace of
+/// applications. `keep_records` leaves the kinds of volumes, and what is in them.
+pub fn render_agent_removal(keep_records: bool) -> String {
+    let all = render_agent_pods(&AgentPods::default());
+    let has = |document: &str, text: &str| document.lines().any(|line| line == text);
+    let is_of_records = |document: &str| {
+        let kinds = ["Namespace", "CustomResourceDefinition", "CSIDriver"];
+        kinds.iter().any(|kind| has(document, &format!("kind: {kind}")))
+    };
+    let stays = |document: &str| {
+        has(document, "  name: eve-kube-app") || keep_records && is_of_records(document)
+    };
+    all.split("---\n").filter(|document| !stays(document)).collect::<Vec<_>>().join("---\n")
+}
+
+/// Who agents of ours are for the API server, and who those in pods are.
+const AGENTS_GROUP: &str = "\
+- apiGroup: rbac.authorization.k8s.io
+  kind: Group
+  name: wharf:agents
+";
+const AGENTS_ACCOUNT: &str = "\
+- kind: ServiceAccount
+  name: wharf-agent
+  namespace: wharf-system
+";
+
+/// Changes with the text; enough of it to tell texts of one kind apart.
+fn short_digest(text: &str) -> String {
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Puts values where a text names them: in quotes, or as they are where it says `{{=name}}`.
 fn fill(text: &str, values: &[(&str, &str)]) -> String {
     let mut pieces = text.split("{{");
     let mut filled = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
         let (name, rest) = piece.split_once("}}").unwrap_or((piece, ""));
+        let (name, is_bare) = name.strip_prefix('=').map_or((name, false), |name| (name, true));
         let value = values.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
-        filled.push_str(&quoted(value.unwrap_or_default()));
+        let value = value.unwrap_or_default();
+        filled.push_str(&if is_bare { value.to_owned() } else { quoted(value) });
         filled.push_str(rest);
     }
     filled

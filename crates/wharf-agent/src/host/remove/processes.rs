@@ -19,13 +19,18 @@ const SOCKETS: &str = "/run/containerd/s";
 /// The processes that outlive who started them: those that watch over containers of our containerd
 /// (another containerd's have another address on their command line), and the guard of volumes.
 pub(super) fn watchers(root: &Root) -> BTreeSet<i32> {
-    let is_ours = |words: &[String]| is_our_shim(words) || is_our_guard(words);
-    all(root).filter(|pid| is_ours(&arguments(root, *pid))).collect()
+    let shims = all(root).filter(|pid| is_our_shim(&arguments(root, *pid)));
+    shims.chain(guards(root, agent::VOLUMES)).collect()
 }
 
-fn is_our_guard(arguments: &[String]) -> bool {
+/// The guard of volumes that keeps its state in this directory.
+pub(super) fn guards(root: &Root, state_dir: &str) -> BTreeSet<i32> {
+    all(root).filter(|pid| is_guard(&arguments(root, *pid), state_dir)).collect()
+}
+
+fn is_guard(arguments: &[String], state_dir: &str) -> bool {
     let words: Vec<&str> = arguments.iter().map(String::as_str).take(5).collect();
-    matches!(words.as_slice(), [_, "agent", "volume-guard", "--state-dir", agent::VOLUMES])
+    matches!(words.as_slice(), [_, "agent", "volume-guard", "--state-dir", dir] if *dir == state_dir)
 }
 
 fn is_our_shim(arguments: &[String]) -> bool {

@@ -69,21 +69,7 @@ pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> 
     }
     Ok(Component {
         stage: Stage::Prepare,
-        service: Service {
-            name: "agent",
-            description: "Wharf agent: pod network, API balancer and the node's operations",
-            after: &[],
-            kind: Kind::Notify,
-            program: "wharf",
-            arguments: ["agent", "--config", CONFIG].map(str::to_owned).to_vec(),
-            settings: vec![
-                "LimitNOFILE=65536".to_owned(),
-                // The guard of volumes outlives the agent.
-                "KillMode=process".to_owned(),
-                // The words of applications go to the journal through the agent: none is left out.
-                "LogRateLimitIntervalSec=0".to_owned(),
-            ],
-        },
+        service: service(CONFIG),
         directories: directories.into_iter().map(|path| directory(path, 0o755)).collect(),
         files: vec![text_file(CONFIG, 0o644, render_config(input))],
         reloaded_files,
@@ -97,6 +83,25 @@ pub fn component(input: &DocumentInput<'_>) -> Result<Component, DocumentError> 
             path::LINK_AUTHORITY,
         ],
     })
+}
+
+/// The agent as a service, with this configuration.
+pub fn service(config: &str) -> Service {
+    Service {
+        name: "agent",
+        description: "Wharf agent: pod network, API balancer and the node's operations",
+        after: &[],
+        kind: Kind::Notify,
+        program: "wharf",
+        arguments: ["agent", "--config", config].map(str::to_owned).to_vec(),
+        settings: vec![
+            "LimitNOFILE=65536".to_owned(),
+            // The guard of volumes outlives the agent.
+            "KillMode=process".to_owned(),
+            // The words of applications go to the journal through the agent: none is left out.
+            "LogRateLimitIntervalSec=0".to_owned(),
+        ],
+    }
 }
 
 fn render_config(input: &DocumentInput<'_>) -> String {

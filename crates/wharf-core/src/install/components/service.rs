@@ -39,6 +39,11 @@ impl Service {
 
     /// The unit's text.
     pub fn render(&self) -> String {
+        self.render_from(BIN)
+    }
+
+    /// The same, with the program in another directory.
+    pub fn render_from(&self, directory: &str) -> String {
         let mut text = String::from("[Unit]\n");
         let mut line = |line: std::fmt::Arguments<'_>| {
             // Writing to a string cannot fail.
@@ -57,7 +62,7 @@ impl Service {
         line(format_args!("Type={kind}"));
         let arguments = self.arguments.iter().map(|argument| format!(" \\\n  {}", word(argument)));
         let arguments: String = arguments.collect();
-        line(format_args!("ExecStart={}{arguments}", self.program_path()));
+        line(format_args!("ExecStart={directory}/{}{arguments}", self.program));
         line(format_args!("Restart=always\nRestartSec=1"));
         for setting in &self.settings {
             line(format_args!("{setting}"));
