@@ -4,6 +4,7 @@ mod assets;
 mod bench;
 mod demo;
 mod hosts;
+mod image;
 mod needs;
 mod release;
 mod sim;
@@ -30,6 +31,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
     Release(release::ReleaseArgs),
+    Image(image::ImageArgs),
     /// Look for what a reviewer would say again and again
     Tidy,
     /// Rewrite the files in docs/ that are made from the code
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Release(args) => release::run(&args),
+        Command::Image(args) => image::run(&args),
         Command::Tidy => tidy::run(),
         Command::Update => verify::update(),
     };

@@ -39,22 +39,34 @@ const FOR_HOSTS: [(&str, &str); 3] =
 
 /// The programs for hosts: the agent, whose place is answered, and beside it what volumes need.
 pub fn build_node() -> Result<PathBuf> {
+    eprintln!("building wharf-node, small and static (some minutes the first time)");
+    build_static("node", "node", &target_dir().join("release"))
+}
+
+/// The same programs, static and neither small nor fast, in a directory of their own.
+pub fn build_node_quickly() -> Result<PathBuf> {
+    eprintln!("building wharf-node, static (some minutes the first time)");
+    build_static("dev", "debug", &target_dir().join("debug/node"))
+}
+
+/// `built` is what cargo calls the directory of the profile.
+fn build_static(profile: &str, built: &str, place: &Path) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     needs::ensure_static(&target)?;
-    eprintln!("building wharf-node, small and static (some minutes the first time)");
     let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", target.replace('-', "_").to_uppercase());
-    let built = cargo(&["--profile", "node", "--target", &target])
+    let status = cargo(&["--profile", profile, "--target", &target])
         .args(FOR_HOSTS.iter().flat_map(|(package, _)| ["--package", package]))
         .arg("--no-default-features")
         // It stands at a fixed place in memory: what would have to be moved at each start would be
         // memory of each agent.
         .env(variable, "-C relocation-model=static")
+        // Nobody debugs on hosts.
+        .env("CARGO_PROFILE_DEV_STRIP", "symbols")
         .status()?;
-    ensure!(built.success(), "wharf-node could not be built");
-    let place = target_dir().join("release");
-    fs::create_dir_all(&place)?;
+    ensure!(status.success(), "wharf-node could not be built");
+    fs::create_dir_all(place)?;
     for (from, to) in FOR_HOSTS {
-        let from = target_dir().join(&target).join("node").join(from);
+        let from = target_dir().join(&target).join(built).join(from);
         let program = place.join(to);
         fs::copy(&from, &program).with_context(|| format!("cannot copy {}", from.display()))?;
         check(&program)?;
