@@ -179,6 +179,11 @@ impl Client {
         self.send(self.request(Method::DELETE, path)).await.map(drop)
     }
 
+    /// A DELETE that answers how far it is.
+    pub async fn delete_step<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.read(self.request(Method::DELETE, path)).await
+    }
+
     /// Live changes after the revision `after`, or from now on. The stream ends with an error when
     /// the connection breaks.
     pub async fn events(

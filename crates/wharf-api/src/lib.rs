@@ -6,6 +6,7 @@
 //!
 //! Start reading at [`error`], then [`resource`].
 
+pub mod agent;
 pub mod app;
 #[cfg(feature = "client")]
 pub mod client;

@@ -2,6 +2,7 @@
 //!
 //! Start reading at [`routes`]: one list of all routes with the role that each needs.
 
+pub mod agent;
 pub mod answer;
 pub mod apps;
 pub mod audit;

@@ -11,6 +11,7 @@
 //! itself.
 
 pub mod access;
+pub mod agent_pods;
 pub mod agents;
 pub mod app;
 pub mod apps;

@@ -141,6 +141,22 @@ impl Volumes {
         }
     }
 
+    /// Which volume somebody holds, and on which node.
+    pub fn held(&self) -> Vec<(&str, &str)> {
+        let entries = self.records.iter().flat_map(|(volume, (record, _))| {
+            record.entries.iter().map(|entry| (volume.as_str(), entry.node.as_str()))
+        });
+        entries.collect()
+    }
+
+    /// What would be lost with the kinds of volumes.
+    pub fn records(&self) -> Vec<String> {
+        let clusters = self.clusters.keys().map(|name| format!("storage cluster {name}"));
+        let volumes = self.names().into_iter().map(|name| format!("volume {name}"));
+        let nodes = self.garbage.keys().map(|node| format!("what is left on node {node}"));
+        clusters.chain(volumes).chain(nodes).collect()
+    }
+
     /// The volumes that a node holds by right.
     pub fn held_on(&self, node: &str) -> Vec<HeldVolume> {
         let open = |entry: &&Entry| {

@@ -1,5 +1,6 @@
 //! From records to the wire and back.
 
+pub mod agent;
 pub mod app;
 pub mod cluster;
 pub mod drain;

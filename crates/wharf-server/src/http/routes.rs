@@ -23,7 +23,7 @@ use wharf_api::error::ErrorCode;
 use wharf_core::access::{Need, Role, Scope};
 
 use super::{
-    apps, audit, clusters, docs, drains, events,
+    agent, apps, audit, clusters, docs, drains, events,
     extract::Prefix,
     health, kubeconfigs,
     layers::{self, Peer, RequestId},
@@ -72,6 +72,8 @@ fn api(app: &App) -> Table {
         .add(Need::Viewer, routes!(volumes::get))
         .add(Need::Viewer, routes!(volumes::why))
         .add(Need::Admin, routes!(volumes::detach))
+        .add(Need::Viewer, routes!(agent::get))
+        .add(Need::Admin, routes!(agent::install, agent::remove))
         .add(Need::Viewer, routes!(repairs::list))
         .add(Need::Admin, routes!(repairs::act))
         .add(Need::Admin, routes!(repairs::delete))

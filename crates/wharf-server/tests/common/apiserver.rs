@@ -46,7 +46,11 @@ impl World {
     /// One that nobody shares.
     pub fn start() -> Self {
         let controllers = vec!["disruption-controller".to_owned()];
-        let server = ApiServer::start_with(&Options { controllers, ..Options::default() }).unwrap();
+        Self::of(ApiServer::start_with(&Options { controllers, ..Options::default() }).unwrap())
+    }
+
+    /// One with controllers of the test's own choice.
+    pub fn of(server: ApiServer) -> Self {
         let mut kubeconfig = NamedTempFile::new().unwrap();
         kubeconfig.write_all(server.kubeconfig().as_bytes()).unwrap();
         Self { server, kubeconfig }

@@ -1,5 +1,6 @@
 //! `wharf cluster`
 
+mod agent;
 mod kubeconfig;
 mod progress;
 
@@ -53,6 +54,7 @@ enum Verb {
         name: String,
     },
     Import(ImportArgs),
+    Agent(agent::AgentArgs),
     Kubeconfig(KubeconfigArgs),
     /// Show what a create or update would do on each host; nothing is touched
     Plan(FileArgs),
@@ -185,6 +187,7 @@ pub async fn run(args: &ClusterArgs, client: &Client, format: Format) -> anyhow:
             output::note(&format!("the operation on {name} is being canceled"));
             Ok(())
         }
+        Verb::Agent(args) => agent::run(args, client, format).await,
         Verb::Import(args) => import(client, args, format).await,
         Verb::Kubeconfig(args) => kubeconfig(client, args, format).await,
         Verb::Plan(args) => plan(client, args, format).await,

@@ -9,6 +9,7 @@ mod browser;
 mod cancel;
 mod console;
 mod far;
+mod foreign;
 mod gate;
 mod growth;
 mod import;

@@ -1,0 +1,345 @@
+//! The agent on a cluster that Wharf did not install: from an image, as a DaemonSet.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use wharf_testbed::wait_for;
+
+use crate::{
+    CONTROL, WORKER,
+    bed::{Bed, DEADLINE},
+    nodes_ready,
+};
+
+/// As Wharf makes it, to have machines with Kubernetes, and as it is then taken in.
+const MADE: &str = "made";
+const NAME: &str = "theirs";
+const NODES: [(&str, &[&str]); 3] = [("node1", CONTROL), ("node2", WORKER), ("node3", WORKER)];
+/// The nodes that the agent is for; the second is tainted.
+const CHOSEN: [&str; 2] = ["node2", "node3"];
+const SHARED: &str = "/srv/shared";
+/// Agents that are not renewed are cut off after 15 s: whoever writes for longer was not.
+const LONGER_THAN_A_LEASE: Duration = Duration::from_secs(40);
+
+#[test]
+fn agents_of_an_image_serve_volumes_on_a_cluster_that_was_imported() {
+    let (archive, image) = make_image();
+    let bed = Bed::start_sharing("theirs", 3, SHARED);
+    bed.send(&["create"], &bed.wish(MADE, &NODES)).ok();
+    let trial = Trial { bed: &bed, image };
+    trial.agents_of_the_installer_are_left_alone();
+    trial.make_it_somebody_elses();
+    trial.load(&archive);
+
+    trial.no_node_is_meant_by_a_label_that_none_has();
+    trial.the_agent_comes_to_the_chosen_nodes();
+    trial.what_is_printed_is_taken_by_kubectl();
+    trial.start_a_writer();
+    trial.a_volume_goes_on_while_the_agents_pod_is_replaced();
+    trial.agents_are_not_removed_while_volumes_are_in_use();
+    trial.stop_the_writer();
+    trial.a_removal_leaves_nothing();
+}
+
+/// The archive, and what the image in it is called.
+fn make_image() -> (PathBuf, String) {
+    let made = Command::new(env!("CARGO")).args(["xtask", "image", "--debug"]).output().unwrap();
+    let told = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{told}");
+    let said = String::from_utf8(made.stdout).unwrap();
+    let (archive, image) = said.trim_end().split_once('\n').expect("two lines");
+    (archive.into(), image.to_owned())
+}
+
+struct Trial<'a> {
+    bed: &'a Bed,
+    image: String,
+}
+
+impl Trial<'_> {
+    fn install(&self, more: &[&str]) -> crate::world::Ran {
+        let command = ["cluster", "agent", "install", NAME, "--image", &self.image];
+        self.bed.world.local(&[&command, more].concat())
+    }
+
+    fn kubectl(&self, args: &[&str]) -> String {
+        self.bed.kubectl(NAME, args).unwrap_or_else(|error| panic!("{args:?}: {error}"))
+    }
+
+    /// What people would look at.
+    fn told(&self) -> String {
+        let look = |args: &[&str]| self.bed.kubectl(NAME, args).unwrap_or_else(|error| error);
+        let hosts = CHOSEN.iter().map(|node| {
+            let log = "journalctl -u wharf-agent | tail -30; \
+                       /opt/wharf-agent/wharf agent status --run-dir /run/wharf-agent";
+            format!("{node}: {}", self.bed.host(node).run(&["sh", "-c", log]).unwrap_or_default())
+        });
+        [
+            look(&["-n", "wharf-system", "get", "all", "-o", "wide"]),
+            look(&["-n", "wharf-system", "describe", "pods"]),
+            look(&["-n", "wharf-system", "logs", "-l", "app=wharf-agent", "--tail=40"]),
+            look(&["describe", "pod", "writer"]),
+            look(&["get", "attachments.wharf.dev", "-o", "yaml"]),
+            hosts.collect::<Vec<_>>().join("\n"),
+        ]
+        .join("\n")
+    }
+
+    fn agents_of_the_installer_are_left_alone(&self) {
+        let install = ["cluster", "agent", "install", MADE, "--image", "x"];
+        let refused = self.bed.world.local(&install).exits(4);
+        assert!(refused.stderr.contains("was installed by Wharf"), "{refused:?}");
+        let remove = ["cluster", "agent", "remove", MADE, "--yes"];
+        self.bed.world.local(&remove).exits(4);
+    }
+
+    /// Nothing of Wharf's agents is left but a program that keeps the pod network, under another name.
+    fn make_it_somebody_elses(&self) {
+        let gone = [
+            "crd attachments.wharf.dev storageclusters.wharf.dev nodegarbages.wharf.dev",
+            "namespace wharf-system",
+            "csidriver volume.wharf.dev",
+            "clusterrole,clusterrolebinding wharf:agents wharf:volumes",
+        ];
+        for objects in gone {
+            let objects: Vec<&str> = objects.split(' ').collect();
+            self.bed.kubectl(MADE, &[&["delete", "--wait=false"], &objects[..]].concat()).unwrap();
+        }
+        for (node, _) in NODES {
+            let script = format!(
+                "systemctl disable --now wharf-agent
+                rm -r /etc/systemd/system/wharf-agent.service /var/lib/kubelet/volume-plugins/wharf*
+                cat >/etc/pod-network.toml <<EOF
+node_name = \"{node}\"
+run_dir = \"/run/pod-network\"
+persist_dir = \"/run/pod-network/persist\"
+EOF
+                cat >/etc/systemd/system/pod-network.service <<EOF
+[Service]
+Type=notify
+ExecStart=/opt/wharf/bin/wharf agent --config /etc/pod-network.toml
+Restart=always
+EOF
+                systemctl daemon-reload && systemctl start pod-network
+                # Machines of this bed have no way outside; others reach Services by theirs.
+                ip route add 10.43.0.0/16 dev host0"
+            );
+            self.bed.host(node).run(&["sh", "-ec", &script]).unwrap();
+        }
+        let file = self.bed.kubeconfig(MADE).display().to_string();
+        self.bed.world.local(&["cluster", "delete", MADE, "--mode", "forget", "--yes"]).ok();
+        self.bed.world.local(&["cluster", "import", NAME, "--kubeconfig", &file]).ok();
+        wait_for("what agents had to be gone", DEADLINE, || {
+            let left = self.kubectl(&["get", "crd,namespace,clusterrole,csidriver", "-o", "name"]);
+            Ok((!left.contains("wharf")).then_some(()))
+        })
+        .unwrap();
+        wait_for("the nodes to be ready", DEADLINE, || {
+            Ok((nodes_ready(self.bed, NAME) == NODES.len()).then_some(()))
+        })
+        .unwrap();
+    }
+
+    /// As a person would who has no registry, on the nodes that are meant.
+    fn load(&self, archive: &PathBuf) {
+        let shared = self.bed.shared().join("wharf-agent.tar");
+        fs::copy(archive, &shared).unwrap();
+        let import = "/opt/wharf/bin/ctr --address /run/wharf/containerd/containerd.sock \
+                      -n k8s.io images import /srv/shared/wharf-agent.tar";
+        for node in CHOSEN {
+            self.bed.host(node).run(&["sh", "-c", import]).unwrap();
+            self.kubectl(&["label", "node", node, "disk=fast"]);
+        }
+        fs::remove_file(&shared).unwrap();
+        self.kubectl(&["taint", "node", CHOSEN[1], "only=agents:NoSchedule"]);
+    }
+
+    fn no_node_is_meant_by_a_label_that_none_has(&self) {
+        let none = self.install(&["--node-selector", "disk=slow"]).exits(1);
+        assert!(none.stderr.contains("no node of theirs is meant"), "{none:?}");
+    }
+
+    fn the_agent_comes_to_the_chosen_nodes(&self) {
+        let chosen = [
+            "--node-selector",
+            "disk=fast",
+            "--toleration",
+            "only=agents:NoSchedule",
+            "-o",
+            "json",
+        ];
+        let installed = self.install(&chosen);
+        assert_eq!(installed.exit, 0, "{installed:?}\n{}", self.told());
+        assert!(installed.stderr.contains("ctr -n k8s.io images import"), "{installed:?}");
+        let seen = installed.json();
+        let nodes: Vec<&str> = seen["pods"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|pod| pod["node"].as_str().unwrap())
+            .collect();
+        assert_eq!(nodes, CHOSEN, "{seen}");
+        assert_eq!((&seen["desired"], &seen["ready"]), (&json!(2), &json!(2)));
+        let other = self.bed.host("node1").run(&["sh", "-c", "ls /opt/wharf-agent || true"]);
+        assert_eq!(other.unwrap(), "", "nodes that were not chosen have nothing");
+    }
+
+    fn what_is_printed_is_taken_by_kubectl(&self) {
+        let before = self.kubectl(&["-n", "wharf-system", "get", "daemonset", "-o", "json"]);
+        let printed = self.install(&["--node-selector", "disk=other", "--print"]).ok().stdout;
+        let file = self.bed.world.path("printed.yaml");
+        fs::write(&file, printed).unwrap();
+        let file = file.display().to_string();
+        let taken = self.kubectl(&["apply", "--dry-run=server", "-f", &file]);
+        assert!(
+            taken.contains("daemonset.apps/wharf-agent configured (server dry run)"),
+            "{taken}"
+        );
+        let after = self.kubectl(&["-n", "wharf-system", "get", "daemonset", "-o", "json"]);
+        let spec =
+            |text: &str| serde_json::from_str::<Value>(text).unwrap()["items"][0]["spec"].clone();
+        assert_eq!(spec(&before), spec(&after), "nothing was changed");
+    }
+
+    fn start_a_writer(&self) {
+        let script = "i=0; while :; do echo $i >>/data/log && sync || exit 1; i=$((i+1)); \
+                      sleep 0.2; done";
+        self.bed.apply(NAME, &[
+            json!({
+                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
+                "metadata": { "name": "main" },
+                "spec": { "backend": "loopfile", "parameters": { "directory": SHARED } },
+            }),
+            json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+                "metadata": { "name": "main" }, "provisioner": "wharf.dev/volume",
+                "parameters": { "storageCluster": "main" },
+            }),
+            json!({
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "data" },
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"], "storageClassName": "main",
+                    "resources": { "requests": { "storage": "64Mi" } },
+                },
+            }),
+            json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "writer" },
+                "spec": {
+                    "nodeName": CHOSEN[0], "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": 0,
+                    "containers": [{
+                        "name": "writer", "image": self.bed.image("busybox"),
+                        "command": ["sh", "-c", script],
+                        "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+                    }],
+                    "volumes": [{
+                        "name": "data", "persistentVolumeClaim": { "claimName": "data" },
+                    }],
+                },
+            }),
+        ]);
+        self.wait_for_count(10);
+    }
+
+    /// How often the writer has written, if it can be asked.
+    fn count(&self) -> Option<u64> {
+        let last = ["exec", "writer", "--", "tail", "-n", "1", "/data/log"];
+        self.bed.kubectl(NAME, &last).ok()?.trim().parse().ok()
+    }
+
+    fn wait_for_count(&self, least: u64) {
+        wait_for("the writer to write", DEADLINE, || {
+            Ok(self.count().is_some_and(|count| count >= least).then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+    }
+
+    fn pod_of(&self, node: &str) -> String {
+        let field = format!("spec.nodeName={node}");
+        let get = ["-n", "wharf-system", "get", "pods", "-l", "app=wharf-agent"];
+        let pods = self.kubectl(&[&get[..], &["--field-selector", &field, "-o", "name"]].concat());
+        pods.trim().to_owned()
+    }
+
+    fn agent_of(&self, node: &str) -> String {
+        let show = ["systemctl", "show", "wharf-agent", "--property", "MainPID", "--value"];
+        self.bed.host(node).run(&show).unwrap().trim().to_owned()
+    }
+
+    fn a_volume_goes_on_while_the_agents_pod_is_replaced(&self) {
+        let node = CHOSEN[0];
+        let (pod, agent) = (self.pod_of(node), self.agent_of(node));
+        assert_ne!(agent, "0");
+        let written = self.count().unwrap();
+        let begun = Instant::now();
+        self.kubectl(&["-n", "wharf-system", "delete", &pod]);
+        wait_for("another pod to be ready", DEADLINE, || {
+            let seen = self.bed.world.local(&["cluster", "agent", "show", NAME, "-o", "json"]);
+            let is_another = !self.pod_of(node).is_empty() && self.pod_of(node) != pod;
+            Ok((is_another && seen.json()["done"] == true).then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+        wait_for("a lease to have passed", DEADLINE, || {
+            Ok((begun.elapsed() > LONGER_THAN_A_LEASE).then_some(()))
+        })
+        .unwrap();
+        self.wait_for_count(written + 20);
+        assert_eq!(self.agent_of(node), agent, "it was not even started anew");
+        // The agent itself dies: the volume goes on under the next one.
+        let kill = ["systemctl", "kill", "--kill-whom=main", "-s", "KILL", "wharf-agent"];
+        self.bed.host(node).run(&kill).unwrap();
+        wait_for("the agent to be back", DEADLINE, || {
+            let now = self.agent_of(node);
+            Ok((now != agent && now != "0").then_some(()))
+        })
+        .unwrap();
+        let written = self.count().unwrap();
+        self.wait_for_count(written + 20);
+        let phase = self.kubectl(&["get", "pod", "writer", "-o", "jsonpath={.status.phase}"]);
+        assert_eq!(phase, "Running", "no write has failed");
+    }
+
+    fn agents_are_not_removed_while_volumes_are_in_use(&self) {
+        let remove = ["cluster", "agent", "remove", NAME, "--yes"];
+        let refused = self.bed.world.local(&remove).exits(4);
+        assert!(refused.stderr.contains("volumes are in use"), "{refused:?}");
+        assert!(refused.stderr.contains(" on node2"), "{refused:?}");
+    }
+
+    fn stop_the_writer(&self) {
+        self.kubectl(&["delete", "--wait=false", "pod/writer", "pvc/data"]);
+        self.wait_for_none("pv,attachments.wharf.dev,nodegarbages.wharf.dev");
+        let storage = ["storageclass/main", "storageclusters.wharf.dev/main"];
+        self.kubectl(&[&["delete", "--wait=false"], &storage[..]].concat());
+        self.wait_for_none("storageclusters.wharf.dev");
+    }
+
+    fn wait_for_none(&self, kinds: &str) {
+        wait_for("nothing to be left of volumes", DEADLINE, || {
+            Ok(self.kubectl(&["get", kinds, "-o", "name"]).is_empty().then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+    }
+
+    fn a_removal_leaves_nothing(&self) {
+        let remove = ["cluster", "agent", "remove", NAME, "--yes"];
+        let removed = self.bed.world.local(&remove);
+        assert_eq!(removed.exit, 0, "{removed:?}\n{}", self.told());
+        let look = "find /opt/wharf-agent /run/wharf-agent /var/lib/wharf-agent \
+                    /run/systemd/system/wharf-agent.service /var/lib/kubelet/plugins/wharf.dev \
+                    /var/lib/kubelet/volume-plugins/wharf.dev~volume \
+                    /var/lib/kubelet/plugins_registry/volume.wharf.dev-reg.sock 2>/dev/null
+                    pgrep -af '^/opt/wharf-agent/' || true";
+        for node in CHOSEN {
+            let left = self.bed.host(node).run(&["sh", "-c", look]).unwrap();
+            assert_eq!(left, "", "{node} is as it was");
+        }
+        let kinds = self.kubectl(&["get", "crd,namespace,clusterrole,csidriver", "-o", "name"]);
+        assert!(!kinds.contains("wharf"), "{kinds}");
+    }
+}
