@@ -1,16 +1,23 @@
 //! The image of the agent, for clusters that Wharf did not install
 //! (docs/adr/0008-agent-on-imported-clusters.md).
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use wharf_bundle::{
     catalogue,
     oci::{self, Image, Node},
 };
-use wharf_core::install::pod_agent::{IMAGE, PROGRAMS};
 
 use crate::{needs, release};
+
+/// What it is called in its archive.
+const IMAGE: &str = concat!("wharf.dev/agent:", env!("CARGO_PKG_VERSION"));
+/// Where `wharf agent launch` looks for them: in the root directory.
+const PROGRAMS: [&str; 3] = ["wharf", "wharf-flex", "wharf-block"];
 
 /// Make the agent's image, `wharf-agent.tar`: an OCI archive, without Docker
 ///
@@ -32,7 +39,7 @@ pub fn run(args: &ImageArgs) -> Result<()> {
 }
 
 /// Makes an image of the agent and of what lies beside it; answers where it is.
-fn make(agent: &std::path::Path) -> Result<PathBuf> {
+fn make(agent: &Path) -> Result<PathBuf> {
     let tree: BTreeMap<String, Node> = PROGRAMS
         .iter()
         .map(|name| {

@@ -19,9 +19,7 @@ pub const NAME: &str = "wharf-agent";
 /// By this label (`app`) its pods are known.
 pub const LABEL: &str = "app=wharf-agent";
 
-/// What the image is called in the archive that `cargo xtask image` makes.
-pub const IMAGE: &str = concat!("wharf.dev/agent:", env!("CARGO_PKG_VERSION"));
-/// Its programs, in its root directory.
+/// The programs of the image that `cargo xtask image` makes, in its root directory.
 pub const PROGRAMS: [&str; 3] = ["wharf", "wharf-flex", "wharf-block"];
 /// Where a pod finds its part of the configuration.
 pub const POD_CONFIG: &str = "/etc/wharf/agent.toml";
