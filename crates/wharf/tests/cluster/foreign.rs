@@ -333,7 +333,7 @@ EOF
         let look = "find /opt/wharf-agent /run/wharf-agent /var/lib/wharf-agent \
                     /run/systemd/system/wharf-agent.service /var/lib/kubelet/plugins/wharf.dev \
                     /var/lib/kubelet/volume-plugins/wharf.dev~volume \
-                    /var/lib/kubelet/plugins_registry/volume.wharf.dev-reg.sock 2>/dev/null
+                    /var/lib/kubelet/plugins_registry/agent@volume.wharf.dev-reg.sock 2>/dev/null
                     pgrep -af '^/opt/wharf-agent/' || true";
         for node in CHOSEN {
             let left = self.bed.host(node).run(&["sh", "-c", look]).unwrap();
