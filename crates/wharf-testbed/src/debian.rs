@@ -1,5 +1,6 @@
 //! Debian's packages, installed where we may.
 
+use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
@@ -43,10 +44,15 @@ pub(crate) fn missing(needs: &[(&str, &'static str)]) -> Vec<&'static str> {
 
 /// Installs packages; root only.
 fn install(packages: &[&str]) -> Result<()> {
+    // Tests run side by side, and apt-get refuses to. What another has installed meanwhile is no work.
+    let alone = File::create(std::env::temp_dir().join("wharf-packages.lock"))?;
+    alone.lock()?;
     let log = tempfile::NamedTempFile::new()?;
     let apt_get = |arguments: &[&str]| {
         let mut command = tool("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qy").args(arguments);
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qy");
+        // Somebody else may be at it.
+        command.args(["-o", "DPkg::Lock::Timeout=300"]).args(arguments);
         run_long(&mut command, log.path(), INSTALL_DEADLINE)
     };
     let install = [&["install", "--no-install-recommends"], packages].concat();

@@ -4,7 +4,10 @@ use std::{
     fs::File,
     io::{self, Write},
     path::Path,
-    sync::mpsc::{Receiver, channel},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, channel},
+    },
     thread,
     time::Duration,
 };
@@ -19,16 +22,20 @@ use crate::{
 };
 
 /// Ceph's programs start slowly on a busy machine.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(180);
+/// One scene at a time: devices that hang in one are seen by the agents of all.
+static STAGE: Mutex<()> = Mutex::new(());
 pub const CLUSTER: &str = "ceph";
 
 pub struct Scene {
     pub world: World,
     pub ceph: Ceph,
+    _stage: MutexGuard<'static, ()>,
 }
 
 impl Scene {
     pub fn new() -> Self {
+        let stage = STAGE.lock().unwrap_or_else(PoisonError::into_inner);
         let block = format!("/usr/lib/{}-linux-gnu/qemu/block-rbd.so", std::env::consts::ARCH);
         let needs = [("qemu-storage-daemon", "qemu-system-common"), (&block, "qemu-block-extra")];
         debian::ensure("volumes of Ceph", &needs).unwrap();
@@ -39,7 +46,7 @@ impl Scene {
             "keyring": ceph.keyring(),
         });
         world.storage_of(CLUSTER, "rbd", &parameters);
-        Self { world, ceph }
+        Self { world, ceph, _stage: stage }
     }
 
     /// An image of so many MiB, and its volume.

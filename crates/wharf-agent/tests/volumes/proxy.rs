@@ -27,7 +27,7 @@ use crate::{
     world::{World, is_mounted},
 };
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// A block server of this world.
 pub struct BlockServer {

@@ -16,7 +16,7 @@ use wharf_testbed::{apiserver::ApiServer, debian, devices, process::binary, wait
 
 use super::common::{Agent, create, kubectl};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 pub const NODE: &str = "n0";
 
 pub struct World {

@@ -23,7 +23,10 @@ use super::{Device, Error, FileId, open_device, path, tag_of};
 const SYS_BLOCK: &str = "/sys/block";
 
 /// A device answers in microseconds, or its file hangs.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// A device that is being detached refuses to answer until it is. One that refuses for longer waits for
+/// requests that hang.
+const DETACHED_WITHIN: Duration = Duration::from_millis(300);
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The devices that have not answered yet, and since when.
@@ -102,7 +105,7 @@ pub(super) fn device_number(number: u32) -> Result<(u32, u32), Error> {
 /// `None` when it lost its file meanwhile.
 fn ask(number: u32) -> Option<Observed> {
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let end = Instant::now() + ANSWER_WITHIN;
+    let end = Instant::now() + DETACHED_WITHIN;
     loop {
         let turn = file_turn(number);
         match ask_once(number) {
@@ -113,7 +116,6 @@ fn ask(number: u32) -> Option<Observed> {
                 return Some(observed);
             }
             Some(None) if !is_bound(number) => return None,
-            // One that is being detached refuses to answer for a moment.
             Some(None) if Instant::now() < end => thread::sleep(ASK_AGAIN),
             Some(None) | None => {
                 let said = known().get(&number).filter(|(of, _)| Some(*of) == turn).cloned();
