@@ -135,6 +135,8 @@ fn a_fenced_holder_gets_errors_and_the_next_one_has_what_was_synced() {
     let mut scene = Scene::new();
     scene.volume("pv-1", "one", 64);
     let mut second = scene.world.second("n1");
+    scene.world.image("other", 64);
+    scene.world.volume("pv-2", "other", &json!({}));
     let before = scene.world.leftovers();
     for round in ["forgotten", "unknown"] {
         let old = scene.world.pod(&format!("{round}-old"));
@@ -155,6 +157,10 @@ fn a_fenced_holder_gets_errors_and_the_next_one_has_what_was_synced() {
             scene.forget("one", &key.unwrap());
             assert_eq!(scene.watchers("one"), [identity.as_str()]);
         }
+        // What hangs is nobody's business but its own.
+        let other = scene.world.pod_on("n1", &second, &format!("{round}-other"));
+        assert_eq!(scene.world.mount(&other, "pv-2", "other"), Ok(()));
+        assert_eq!(scene.world.unmount(&other, "pv-2"), Ok(()));
         let new = scene.world.pod_on("n1", &second, &format!("{round}-new"));
         taint(&scene, "node.kubernetes.io/out-of-service=yes:NoExecute");
         // The elected agent may fence it at the same time: then kubelet asks again.

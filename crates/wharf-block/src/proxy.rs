@@ -147,6 +147,11 @@ pub struct Started {
     pub disk: PathBuf,
 }
 
+/// The file that a proxy shows in its run directory, whether it does now or not.
+pub fn disk(run_dir: &Path) -> PathBuf {
+    Place::new(run_dir).disk()
+}
+
 /// The places in a run directory.
 #[derive(Debug, Clone)]
 struct Place {

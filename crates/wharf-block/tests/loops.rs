@@ -144,7 +144,7 @@ fn devices_that_come_and_go_do_not_count_as_silent() {
         let mut silent = BTreeSet::new();
         while !is_over.load(Ordering::SeqCst) && !coming_and_going.is_finished() {
             silent.extend(loops::list().unwrap().into_iter().filter_map(|seen| match seen {
-                Observed::Silent { number } => Some(number),
+                Observed::Silent { number, .. } => Some(number),
                 Observed::Known { .. } => None,
             }));
         }

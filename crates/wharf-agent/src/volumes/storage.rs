@@ -20,7 +20,7 @@ use wharf_core::volume::{
 };
 
 use super::{Places, journals::is_name, kernel::KernelError};
-pub use devices::{Hints, listed};
+pub use devices::{Hints, every_device};
 pub use tag::{Tag, agent_of};
 
 #[derive(Debug, thiserror::Error)]

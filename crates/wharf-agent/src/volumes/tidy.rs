@@ -25,7 +25,7 @@ use wharf_kube::{
 
 use super::{
     Shared, Volumes, kernel,
-    storage::{Tag, agent_of, listed},
+    storage::{Tag, agent_of, every_device},
     work::VolumeError,
 };
 use crate::{
@@ -223,7 +223,7 @@ impl Round {
         let volume = entry.volume.clone();
         let tag = Tag::new(&self.agent(), &volume, Generation::default());
         let listed =
-            self.volumes.blocking(&volume, "look for devices", move || Ok(listed(&tag).ok()));
+            self.volumes.blocking(&volume, "look for devices", move || Ok(every_device(&tag).ok()));
         Ok(Left {
             devices: listed.await?.map(|devices| devices.into_iter().map(|(_, it)| it).collect()),
             journal: journal.max(),
@@ -236,7 +236,7 @@ impl Round {
         let tag = Tag::new(&self.agent(), volume, generation);
         warn!(volume, %generation, "a device that nobody knows is taken away");
         let take_away = move || {
-            let devices = listed(&tag)?;
+            let devices = every_device(&tag)?;
             for (device, _) in devices.iter().filter(|(_, of)| *of == generation) {
                 loops::cut(device).map_err(super::storage::StorageError::from)?;
                 let number = format!("7:{}", device.number);
@@ -262,8 +262,9 @@ impl Round {
             let _held = lock.lock().await;
             let journal = self.volumes.load(&volume)?;
             let tag = Tag::new(&self.agent(), &volume, Generation::default());
-            let listed =
-                self.volumes.blocking(&volume, "look for devices", move || Ok(listed(&tag).ok()));
+            let listed = self
+                .volumes
+                .blocking(&volume, "look for devices", move || Ok(every_device(&tag).ok()));
             let device = listed.await?.map(|devices| !devices.is_empty());
             let Some(record) = api.attachment(&volume).await? else { continue };
             let is_ours = |entry: &&_| is_stray(entry, &own, journal.as_ref(), device);

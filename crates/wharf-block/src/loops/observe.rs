@@ -3,13 +3,13 @@
 //! The kernel's own list is in sysfs and always answers. File and tag have to be asked of the device
 //! itself, and the kernel then asks the file, which may hang for ever (a dead network file system). So
 //! each device is asked in a thread of its own with a limit, and while it has not answered nobody
-//! asks it again. What a device said once holds as long as it has the same file, which the kernel
-//! counts: so one that was known before it hung stays known.
+//! asks it again. Of one that hangs, the path that sysfs shows is all that is known.
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs, io,
-    os::unix::ffi::OsStrExt,
+    os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError, mpsc},
     thread,
@@ -32,9 +32,6 @@ const ASK_AGAIN: Duration = Duration::from_millis(5);
 /// The devices that have not answered yet, and since when.
 static ASKED: Mutex<BTreeMap<u32, Instant>> = Mutex::new(BTreeMap::new());
 
-/// What devices said last, and which of their files they spoke of.
-static KNOWN: Mutex<BTreeMap<u32, (u64, Observed)>> = Mutex::new(BTreeMap::new());
-
 /// A loop device that has a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed {
@@ -42,9 +39,11 @@ pub enum Observed {
         device: Device,
         read_only: bool,
     },
-    /// Its file hangs.
+    /// Its file hangs. The path is as the kernel sees it now: after an unmount it begins later, and
+    /// after a rename it ends otherwise.
     Silent {
         number: u32,
+        file: PathBuf,
     },
 }
 
@@ -59,8 +58,13 @@ pub(super) fn of_file(file: &Path) -> Result<Vec<u32>, Error> {
 }
 
 pub(super) fn is_of_file(number: u32, file: &Path) -> bool {
-    let shown = fs::read(format!("{SYS_BLOCK}/loop{number}/loop/backing_file"));
-    shown.is_ok_and(|shown| shown.strip_suffix(b"\n") == Some(file.as_os_str().as_bytes()))
+    file_of(number).is_some_and(|shown| shown == file)
+}
+
+fn file_of(number: u32) -> Option<PathBuf> {
+    let mut shown = fs::read(format!("{SYS_BLOCK}/loop{number}/loop/backing_file")).ok()?;
+    shown.pop_if(|last| *last == b'\n');
+    Some(OsString::from_vec(shown).into())
 }
 
 fn numbers() -> Result<Vec<u32>, Error> {
@@ -104,31 +108,15 @@ pub(super) fn device_number(number: u32) -> Result<(u32, u32), Error> {
 
 /// `None` when it lost its file meanwhile.
 fn ask(number: u32) -> Option<Observed> {
-    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let end = Instant::now() + DETACHED_WITHIN;
     loop {
-        let turn = file_turn(number);
         match ask_once(number) {
-            Some(Some(observed)) => {
-                if let Some(turn) = turn.filter(|turn| file_turn(number) == Some(*turn)) {
-                    known().insert(number, (turn, observed.clone()));
-                }
-                return Some(observed);
-            }
+            Some(Some(observed)) => return Some(observed),
             Some(None) if !is_bound(number) => return None,
             Some(None) if Instant::now() < end => thread::sleep(ASK_AGAIN),
-            Some(None) | None => {
-                let said = known().get(&number).filter(|(of, _)| Some(*of) == turn).cloned();
-                return Some(said.map_or(Observed::Silent { number }, |(_, observed)| observed));
-            }
+            Some(None) | None => return Some(Observed::Silent { number, file: file_of(number)? }),
         }
     }
-}
-
-/// Another number for every file that the device ever had; older kernels (before 5.15) have none.
-fn file_turn(number: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("{SYS_BLOCK}/loop{number}/diskseq")).ok()?;
-    text.trim().parse().ok()
 }
 
 /// `None` when it does not answer in time.

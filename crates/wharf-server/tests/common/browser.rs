@@ -98,6 +98,11 @@ impl Browser {
 
     /// Calls a method of the debugging protocol and waits for its answer.
     pub async fn call(&mut self, method: &str, params: Value) -> Value {
+        let answer = self.ask(method, params).await;
+        answer.unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    async fn ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         self.next += 1;
         let request = json!({"id": self.next, "method": method, "params": params});
         self.socket.send(Message::text(request.to_string())).await.unwrap();
@@ -106,8 +111,12 @@ impl Browser {
             let Message::Text(text) = said.unwrap().unwrap() else { continue };
             let answer: Value = serde_json::from_str(&text).unwrap();
             if answer["id"] == self.next {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].clone();
+                let error = &answer["error"];
+                return if error.is_null() {
+                    Ok(answer["result"].clone())
+                } else {
+                    Err(error.clone())
+                };
             }
         }
     }
@@ -120,10 +129,17 @@ impl Browser {
 
     /// The value of an expression in the page.
     pub async fn value(&mut self, expression: &str) -> Value {
+        let answer = self.evaluate(expression).await;
+        answer.unwrap_or_else(|error| panic!("{expression}: {error}"))
+    }
+
+    async fn evaluate(&mut self, expression: &str) -> Result<Value, Value> {
         let params = json!({"expression": expression, "returnByValue": true});
-        let answer = self.call("Runtime.evaluate", params).await;
-        assert!(answer["exceptionDetails"].is_null(), "{expression}: {answer}");
-        answer["result"]["value"].clone()
+        let answer = self.ask("Runtime.evaluate", params).await?;
+        match &answer["exceptionDetails"] {
+            Value::Null => Ok(answer["result"]["value"].clone()),
+            exception => Err(exception.clone()),
+        }
     }
 
     /// Waits until an expression holds in the page; a page that is being left holds nothing.
@@ -136,7 +152,7 @@ impl Browser {
         let guarded =
             format!("(() => {{ try {{ return !!({expression}) }} catch {{ return false }} }})()");
         let wait = async {
-            while self.value(&guarded).await != true {
+            while self.evaluate(&guarded).await != Ok(Value::Bool(true)) {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };

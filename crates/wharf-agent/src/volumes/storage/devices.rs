@@ -3,7 +3,8 @@
 use std::{
     collections::HashMap,
     fs::File,
-    path::Path,
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -39,14 +40,15 @@ impl Hints {
         Ok(device)
     }
 
-    /// The oldest device of a volume: it has to go before a later one is used.
-    pub fn find(&self, volume: &Use) -> Result<Option<(loops::Device, Generation)>> {
-        Ok(self.all(volume)?.into_iter().min_by_key(|(_, generation)| *generation))
+    /// The oldest device of a volume: it has to go before a later one is used. `file` is what it is
+    /// made of, see [`may_be`].
+    pub fn find(&self, volume: &Use, file: &Path) -> Result<Option<(loops::Device, Generation)>> {
+        Ok(self.all(volume, file)?.into_iter().min_by_key(|(_, generation)| *generation))
     }
 
     /// The device of a volume that has this path.
-    pub fn at(&self, volume: &Use, path: &Path) -> Result<Option<loops::Device>> {
-        let devices = self.all(volume)?.into_iter().map(|(device, _)| device);
+    pub fn at(&self, volume: &Use, file: &Path, path: &Path) -> Result<Option<loops::Device>> {
+        let devices = self.all(volume, file)?.into_iter().map(|(device, _)| device);
         Ok(devices.into_iter().find(|device| device.path == path))
     }
 
@@ -56,23 +58,31 @@ impl Hints {
         Ok(())
     }
 
-    fn all(&self, volume: &Use) -> Result<Vec<(loops::Device, Generation)>> {
+    fn all(&self, volume: &Use, file: &Path) -> Result<Vec<(loops::Device, Generation)>> {
         let tag = volume.tag();
         if let Some(hint) = self.get(&tag.to_string()) {
             match loops::observe(hint.number) {
                 Some(Observed::Known { device, .. }) if device.tag == hint.tag => {
                     return Ok(vec![(device, tag.generation)]);
                 }
-                Some(Observed::Silent { .. }) => return Err(StorageError::Silent),
-                Some(Observed::Known { .. }) | None => self.forget(&hint.tag),
+                Some(Observed::Silent { file: shown, .. }) if may_be(&shown, file) => {
+                    return Err(StorageError::Silent);
+                }
+                Some(_) | None => self.forget(&hint.tag),
             }
         }
-        listed(&tag)
+        listed(&tag, file)
     }
 }
 
-/// All devices of a boot and volume, with their grants. One that does not answer may be among them.
-pub fn listed(tag: &Tag) -> Result<Vec<(loops::Device, Generation)>> {
+/// All devices of a boot and volume, where nobody knows of which file they are.
+pub fn every_device(tag: &Tag) -> Result<Vec<(loops::Device, Generation)>> {
+    listed(tag, Path::new(""))
+}
+
+/// All devices of a boot and volume, with their grants. One of the file that does not answer may be
+/// among them.
+fn listed(tag: &Tag, file: &Path) -> Result<Vec<(loops::Device, Generation)>> {
     let mut found = Vec::new();
     let mut silent = false;
     for observed in loops::list()? {
@@ -81,12 +91,53 @@ pub fn listed(tag: &Tag) -> Result<Vec<(loops::Device, Generation)>> {
                 let generation = tag.generation_in(&device.tag);
                 found.extend(generation.map(|generation| (device, generation)));
             }
-            Observed::Silent { .. } => silent = true,
+            Observed::Silent { file: shown, .. } => silent |= may_be(&shown, file),
         }
     }
     if silent && found.is_empty() { Err(StorageError::Silent) } else { Ok(found) }
 }
 
+/// Whether a path that the kernel shows may be that of the file, of which at least the end is known.
+/// The kernel's begins later when its file system is unmounted, and the end is lost only where a file
+/// of NFS is removed while it is in use.
+fn may_be(shown: &Path, file: &Path) -> bool {
+    let Some(shown) = shown.to_str() else { return true };
+    let shown = Path::new(shown.strip_suffix(" (deleted)").unwrap_or(shown));
+    let is_renamed = shown.file_name().is_some_and(|name| name.as_bytes().starts_with(b".nfs"));
+    let parts = |path: &'_ Path| -> Vec<_> {
+        let named = path.components().filter(|part| matches!(part, Component::Normal(_)));
+        named.map(|part| part.as_os_str().to_owned()).rev().collect()
+    };
+    is_renamed || parts(shown).iter().zip(&parts(file)).all(|(one, other)| one == other)
+}
+
 pub fn shown(device: &loops::Device, generation: Generation) -> Device {
     Device { path: device.path.clone(), generation, identity: String::new(), is_block: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_hangs_is_ruled_out_only_by_a_path_that_cannot_be_ours() {
+        let ours = Path::new("/state/rbd/pv-1/disk");
+        for maybe in [
+            "/state/rbd/pv-1/disk",
+            "/state/rbd/pv-1/disk (deleted)",
+            "/elsewhere/state/rbd/pv-1/disk",
+            "/disk",
+            "/",
+            "",
+            "/state/rbd/pv-1/.nfs00000000012",
+        ] {
+            assert!(may_be(Path::new(maybe), ours), "{maybe}");
+        }
+        for other in ["/state/rbd/pv-2/disk", "/n1/state/proxies/pv-1/mnt/disk", "/data/one.img"] {
+            assert!(!may_be(Path::new(other), ours), "{other}");
+            assert!(may_be(Path::new(other), Path::new("")), "{other}");
+        }
+        assert!(may_be(Path::new("/mnt/nfs/one.img"), Path::new("one.img")));
+        assert!(!may_be(Path::new("/mnt/nfs/another-one.img"), Path::new("one.img")));
+    }
 }

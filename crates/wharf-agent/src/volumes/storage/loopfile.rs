@@ -39,6 +39,11 @@ impl Loopfile {
         Ok(below(&self.directory, image)?.with_added_extension("img"))
     }
 
+    /// What is sure of its path: directories may be links.
+    fn name(&self, image: &str) -> Result<PathBuf> {
+        Ok(self.image(image)?.file_name().unwrap_or_default().into())
+    }
+
     fn note_path(&self, image: &str) -> Result<PathBuf> {
         Ok(below(&self.directory, image)?.with_added_extension("note"))
     }
@@ -57,7 +62,7 @@ impl Loopfile {
 
 impl Storage for Loopfile {
     fn find(&self, volume: &Use) -> Result<Option<Device>> {
-        let found = self.hints.find(volume)?;
+        let found = self.hints.find(volume, &self.name(&volume.image)?)?;
         Ok(found.map(|(device, generation)| shown(&device, generation)))
     }
 
@@ -76,14 +81,15 @@ impl Storage for Loopfile {
     }
 
     fn unmap(&self, volume: &Use, device: &Device) -> Result<()> {
-        match self.hints.at(volume, &device.path)? {
+        match self.hints.at(volume, &self.name(&volume.image)?, &device.path)? {
             Some(device) => self.hints.detach(&device),
             None => Ok(()),
         }
     }
 
     fn cut(&self, volume: &Use, device: Option<&Device>) -> Result<()> {
-        let found = device.map(|device| self.hints.at(volume, &device.path)).transpose()?;
+        let name = self.name(&volume.image)?;
+        let found = device.map(|device| self.hints.at(volume, &name, &device.path)).transpose()?;
         let Some(device) = found.flatten() else { return Ok(()) };
         match shutdown::shut_down(&volume.staging) {
             // Nothing is mounted there: the device is all there is to cut.
@@ -125,7 +131,7 @@ impl Storage for Loopfile {
     }
 
     fn refresh(&self, volume: &Use, device: &Device) -> Result<()> {
-        match self.hints.at(volume, &device.path)? {
+        match self.hints.at(volume, &self.name(&volume.image)?, &device.path)? {
             Some(device) => Ok(loops::grow(&device)?),
             None => Ok(()),
         }

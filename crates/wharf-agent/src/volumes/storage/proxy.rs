@@ -48,7 +48,9 @@ impl Proxy {
     }
 
     fn run_dir(&self, volume: &Use) -> Result<PathBuf> {
-        below(&self.runs, &volume.volume)
+        // The kernel shows real paths.
+        let runs = self.runs.canonicalize().unwrap_or_else(|_| self.runs.clone());
+        below(&runs, &volume.volume)
     }
 
     fn ask(&self) -> Result<Control> {
@@ -58,11 +60,12 @@ impl Proxy {
 
 impl Storage for Proxy {
     fn find(&self, volume: &Use) -> Result<Option<Device>> {
-        if let Some((device, generation)) = self.hints.find(volume)? {
+        let run_dir = self.run_dir(volume)?;
+        if let Some((device, generation)) = self.hints.find(volume, &proxy::disk(&run_dir))? {
             return Ok(Some(shown(&device, generation)));
         }
         // Processes without a device were left by a crash in the middle; nobody uses them.
-        proxy::stop(&self.run_dir(volume)?)?;
+        proxy::stop(&run_dir)?;
         Ok(None)
     }
 
@@ -84,10 +87,11 @@ impl Storage for Proxy {
     }
 
     fn unmap(&self, volume: &Use, device: &Device) -> Result<()> {
-        if let Some(device) = self.hints.at(volume, &device.path)? {
+        let run_dir = self.run_dir(volume)?;
+        if let Some(device) = self.hints.at(volume, &proxy::disk(&run_dir), &device.path)? {
             self.hints.detach(&device)?;
         }
-        Ok(proxy::stop(&self.run_dir(volume)?)?)
+        Ok(proxy::stop(&run_dir)?)
     }
 
     /// Whatever hangs gets an error, and nothing leaves this machine any more.
@@ -130,8 +134,9 @@ impl Storage for Proxy {
 
     fn refresh(&self, volume: &Use, device: &Device) -> Result<()> {
         let size = self.ask()?.epoch(&image(&volume.image)?)?.size;
-        proxy::grow(&self.run_dir(volume)?, size)?;
-        if let Some(device) = self.hints.at(volume, &device.path)? {
+        let run_dir = self.run_dir(volume)?;
+        proxy::grow(&run_dir, size)?;
+        if let Some(device) = self.hints.at(volume, &proxy::disk(&run_dir), &device.path)? {
             loops::grow(&device)?;
         }
         Ok(())

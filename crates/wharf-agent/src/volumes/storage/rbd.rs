@@ -187,7 +187,7 @@ impl Storage for Rbd {
     fn find(&self, volume: &Use) -> Result<Option<Device>> {
         let client = self.client(volume)?;
         client.trim_log();
-        let Some((device, generation)) = self.hints.find(volume)? else {
+        let Some((device, generation)) = self.hints.find(volume, &client.disk())? else {
             // A client without a device was left by a crash in the middle; nobody uses it.
             client.end()?;
             return Ok(None);
@@ -209,10 +209,10 @@ impl Storage for Rbd {
     }
 
     fn unmap(&self, volume: &Use, device: &Device) -> Result<()> {
-        if let Some(device) = self.hints.at(volume, &device.path)? {
+        let client = self.client(volume)?;
+        if let Some(device) = self.hints.at(volume, &client.disk(), &device.path)? {
             self.hints.detach(&device)?;
         }
-        let client = self.client(volume)?;
         let note = client.note()?;
         match (client.end()?, note) {
             (Ended::InOrder, Some(note)) => self.say_good_bye(volume, note),
@@ -289,8 +289,9 @@ impl Storage for Rbd {
     fn refresh(&self, volume: &Use, device: &Device) -> Result<()> {
         let image = &volume.image;
         let size = self.cluster()?.size(image)?.ok_or_else(|| self.missing(image))?;
-        self.client(volume)?.resize(size)?;
-        if let Some(device) = self.hints.at(volume, &device.path)? {
+        let client = self.client(volume)?;
+        client.resize(size)?;
+        if let Some(device) = self.hints.at(volume, &client.disk(), &device.path)? {
             loops::grow(&device)?;
         }
         Ok(())

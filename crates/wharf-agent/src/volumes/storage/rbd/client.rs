@@ -1,6 +1,6 @@
 //! The client of one volume: a process that shows an image of Ceph as a file, over FUSE.
 //!
-//! It is started as a session of its own and outlives the agent. It is found again by its arguments,
+//! It has a process group of its own and outlives the agent. It is found again by its arguments,
 //! which name its file and are nobody else's: so nothing has to be written down between its start and a
 //! crash. One process has one volume, so that its address can be shut out alone.
 
@@ -9,9 +9,10 @@ use std::{
     io::{self, BufRead, BufReader, Write},
     os::{
         fd::AsRawFd,
-        unix::{fs::DirBuilderExt, net::UnixStream},
+        unix::{fs::DirBuilderExt, net::UnixStream, process::CommandExt},
     },
     path::PathBuf,
+    process::Child,
     thread,
     time::{Duration, Instant},
 };
@@ -82,32 +83,32 @@ impl Client {
             OpenOptions::new().create(true).append(true).open(self.log())
         };
         let log = prepared().map_err(io("prepare the client of the image"))?;
-        let mut command = program("setsid");
-        command.args(["--fork", PROGRAM]).current_dir(&self.dir);
+        let mut command = program(PROGRAM);
+        command.current_dir(&self.dir).process_group(0);
         command.arg("--blockdev").arg(blockdev(cluster, image, read_only).to_string());
         command.arg("--export").arg(self.export(!read_only).to_string());
         command.args(["--chardev", "socket,id=control,path=control,server=on,wait=off"]);
         command.args(["--monitor", "chardev=control"]);
         // Both ends of its speech are the file's: a pipe would end with the agent.
         let out = log.try_clone().map_err(io("prepare the client of the image"))?;
-        let status = command.stdout(out).stderr(log).status();
-        let status = status.map_err(|source| Error::Run { program: PROGRAM.to_owned(), source })?;
-        if !status.success() {
-            return Err(Error::failed(PROGRAM, &self.said()));
-        }
-        self.wait_until_serving()
+        let started = command.stdout(out).stderr(log).spawn();
+        let mut client =
+            started.map_err(|source| Error::Run { program: PROGRAM.to_owned(), source })?;
+        let served = self.wait_until_serving(&mut client);
+        thread::spawn(move || client.wait());
+        served
     }
 
-    fn wait_until_serving(&self) -> Result<(), Error> {
+    fn wait_until_serving(&self, client: &mut Child) -> Result<(), Error> {
         let deadline = Instant::now() + START_WITHIN;
         loop {
-            let is_alive = !self.processes()?.is_empty();
+            let ended = client.try_wait().map_err(io("look for the client"))?;
             if mounts::fuse_minor(&self.disk()).map_err(io("look for the client's file"))?.is_some()
             {
                 return Ok(());
             }
-            if !is_alive {
-                return Err(Error::failed(PROGRAM, &self.said()));
+            if let Some(status) = ended {
+                return Err(Error::failed(PROGRAM, &format!("{} ({status})", self.said())));
             }
             if Instant::now() >= deadline {
                 let seconds = START_WITHIN.as_secs();
