@@ -172,10 +172,19 @@ impl Browser {
         self.value(&format!("document.querySelector({selector:?}).click()")).await;
     }
 
+    /// The page has this size when it returns, not some time later.
     pub async fn resize(&mut self, width: u32, height: u32) {
         let size =
             json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size).await;
+        self.until(&format!("innerWidth === {width} && innerHeight === {height}")).await;
+    }
+
+    /// Fails if the page is wider than its window.
+    pub async fn assert_fits(&mut self) {
+        let overflow =
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth";
+        assert_eq!(self.value(overflow).await, 0, "it would scroll sideways");
     }
 
     pub async fn dark(&mut self, dark: bool) {
