@@ -69,7 +69,7 @@ pub async fn install(
     wish: &AgentPods,
 ) -> ApiResult<Looked> {
     let manifests = render(app, caller, cluster, wish).await?;
-    let api = connect(app, caller, cluster).await?;
+    let api = clusters::reach(app, caller, cluster).await?;
     record(app, caller, cluster, "agent.install").await?;
     let applied = ask(cluster, api.apply(&manifests, PATIENCE)).await?;
     let mut looked = look_by(&api, cluster).await?.ok_or_else(|| none(cluster))?;
@@ -79,7 +79,7 @@ pub async fn install(
 
 /// How far the DaemonSet is.
 pub async fn look(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult<Looked> {
-    let api = connect(app, caller, cluster).await?;
+    let api = clusters::reach(app, caller, cluster).await?;
     look_by(&api, cluster).await?.ok_or_else(|| none(cluster))
 }
 
@@ -95,7 +95,7 @@ async fn look_by(api: &Cluster, cluster: &str) -> ApiResult<Option<Looked>> {
 /// left their hosts, their rights; and the kinds of volumes if nothing is kept in them.
 pub async fn remove(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult<Removal> {
     imported(app, caller, cluster).await?;
-    let api = connect(app, caller, cluster).await?;
+    let api = clusters::reach(app, caller, cluster).await?;
     let daemon_set = ask(cluster, api.daemon_set(NAMESPACE, NAME)).await?;
     if daemon_set.as_ref().is_some_and(|found| !found.deleting) {
         refuse_held(&ask(cluster, api.look_at_volumes()).await?)?;
@@ -176,20 +176,11 @@ async fn record(app: &AppState, caller: &Caller, cluster: &str, action: &str) ->
     app.commit_with(record, Txn::new(), now).await.map(drop)
 }
 
-async fn connect(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult<Cluster> {
-    let record = clusters::get_served(app, caller, cluster).await?;
-    let connected = clusters::connect(app, &record.value).await;
-    connected.map_err(|reason| away(cluster, &reason))
-}
-
 async fn ask<T>(
     cluster: &str,
     question: impl Future<Output = Result<T, KubeError>>,
 ) -> ApiResult<T> {
-    match tokio::time::timeout(PATIENCE, question).await {
-        Ok(answer) => answer.map_err(|error| refused(cluster, &error)),
-        Err(_) => Err(away(cluster, &format!("nothing within {} s", PATIENCE.as_secs()))),
-    }
+    clusters::ask(cluster, PATIENCE, question, |error| refused(cluster, &error)).await
 }
 
 fn none(cluster: &str) -> ApiError {
@@ -200,15 +191,10 @@ fn none(cluster: &str) -> ApiError {
 /// A cluster that says no is there.
 fn refused(cluster: &str, error: &KubeError) -> ApiError {
     if !error.code().is_some_and(|code| (400..500).contains(&code)) {
-        return away(cluster, &chain(error));
+        return clusters::away(cluster, &chain(error));
     }
     let message = format!("cluster {cluster} refuses: {}", chain(error));
     ApiError::new(ErrorCode::Conflict, message).hint(
         "the agent needs privileged pods, and the cluster's kubeconfig the right to make them",
     )
-}
-
-fn away(cluster: &str, reason: &str) -> ApiError {
-    let message = format!("cluster {cluster} does not answer: {reason}");
-    ApiError::new(ErrorCode::ClusterUnavailable, message).hint("try again when it is Running")
 }

@@ -44,7 +44,7 @@ pub use create::create;
 pub use delete::{delete, forget};
 pub use import::{Import, import};
 pub use kubeconfig::{KUBE_ADMIN, kubeconfig};
-pub use live::{connect, health_of, probe, storage_nodes};
+pub use live::{ask, away, connect, health_of, probe, reach, storage_nodes};
 pub use rehearse::{plan, preflight};
 pub use view::{Shown, View};
 

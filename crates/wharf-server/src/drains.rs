@@ -220,17 +220,13 @@ async fn ask<T>(
     question: impl AsyncFnOnce(&Cluster) -> Result<T, KubeError>,
 ) -> ApiResult<T> {
     let (record, _) = nodes::get(app, caller, cluster, node).await?;
-    let away = |reason: String| {
-        let message = format!("cluster {cluster} does not answer: {reason}");
-        ApiError::new(ErrorCode::ClusterUnavailable, message).hint("try again when it is Running")
+    let connected = clusters::connect(app, &record.value).await;
+    let api = connected.map_err(|reason| clusters::away(cluster, &reason))?;
+    let refused = |error: KubeError| match error.is_not_found() {
+        true => ApiError::not_found("node", node),
+        false => clusters::away(cluster, &chain(&error)),
     };
-    let api = clusters::connect(app, &record.value).await.map_err(away)?;
-    match tokio::time::timeout(PATIENCE, question(&api)).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) if error.is_not_found() => Err(ApiError::not_found("node", node)),
-        Ok(Err(error)) => Err(away(chain(&error))),
-        Err(_) => Err(away(format!("nothing within {} s", PATIENCE.as_secs()))),
-    }
+    clusters::ask(cluster, PATIENCE, question(&api), refused).await
 }
 
 async fn commit(

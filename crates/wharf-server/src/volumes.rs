@@ -68,7 +68,7 @@ impl Looked {
 
 /// Looks at all volumes of a cluster.
 pub async fn look(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult<Looked> {
-    let api = connect(app, caller, cluster).await?;
+    let api = clusters::reach(app, caller, cluster).await?;
     look_by(app, &api, cluster).await
 }
 
@@ -117,7 +117,7 @@ pub async fn detach(
     name: &str,
     request: &DetachRequest,
 ) -> ApiResult<Detachment> {
-    let api = connect(app, caller, cluster).await?;
+    let api = clusters::reach(app, caller, cluster).await?;
     let reason = request.reason.as_deref().unwrap_or_default().trim();
     if reason.len() > MOST_REASON {
         let message = format!("the reason has more than {MOST_REASON} bytes");
@@ -215,23 +215,10 @@ async fn tell(api: &Cluster, caller: &Caller, name: &str, holders: &[EntryKey], 
     }
 }
 
-async fn connect(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult<Cluster> {
-    let record = clusters::get_served(app, caller, cluster).await?;
-    let connected = clusters::connect(app, &record.value).await;
-    connected.map_err(|reason| away(cluster, &reason))
-}
-
 async fn ask<T>(
     cluster: &str,
     question: impl Future<Output = Result<T, KubeError>>,
 ) -> ApiResult<T> {
-    match tokio::time::timeout(PATIENCE, question).await {
-        Ok(answer) => answer.map_err(|error| away(cluster, &chain(&error))),
-        Err(_) => Err(away(cluster, &format!("nothing within {} s", PATIENCE.as_secs()))),
-    }
-}
-
-fn away(cluster: &str, reason: &str) -> ApiError {
-    let message = format!("cluster {cluster} does not answer: {reason}");
-    ApiError::new(ErrorCode::ClusterUnavailable, message).hint("try again when it is Running")
+    let refused = |error| clusters::away(cluster, &chain(&error));
+    clusters::ask(cluster, PATIENCE, question, refused).await
 }

@@ -16,7 +16,7 @@ const SUITE: &str = "bookworm";
 
 /// What a plain server has, and what Kubernetes needs of it.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,openssh-server,sudo,iproute2,iptables,nftables,\
-    kmod,conntrack,procps,mount,e2fsprogs,socat,ethtool";
+    kmod,conntrack,procps,mount,e2fsprogs,xfsprogs,socat,ethtool";
 
 /// Timers that would look for the network, or wake at bad moments.
 const MASKED: [&str; 6] = [

@@ -43,6 +43,8 @@ pub enum KernelError {
     },
     #[error("{program} failed: {said}")]
     Program { program: String, said: String },
+    #[error("there is no {program} on this node; install the package {package} there")]
+    Missing { program: String, package: &'static str },
 }
 
 impl KernelError {
@@ -248,9 +250,14 @@ pub fn grow(device: &Path, staged: &Path, fs_type: &str) -> Result<()> {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Result<()> {
-    let ran = Root::machine()
-        .run(program, arguments, MKFS)
-        .map_err(|source| KernelError::call(format!("run {program}"), source))?;
+    let ran =
+        Root::machine().run(program, arguments, MKFS).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => {
+                let package = if program.contains("xfs") { "xfsprogs" } else { "e2fsprogs" };
+                KernelError::Missing { program: program.to_owned(), package }
+            }
+            _ => KernelError::call(format!("run {program}"), source),
+        })?;
     if ran.success {
         return Ok(());
     }

@@ -2,13 +2,19 @@
 
 use std::time::Duration;
 
+use wharf_api::error::ErrorCode;
 use wharf_core::cluster::{
     ClusterRecord,
     health::{Amounts, HealthRecord, NodeHealth},
 };
-use wharf_kube::{Cluster, NodeObservation, Probe, Resources};
+use wharf_kube::{Cluster, KubeError, NodeObservation, Probe, Resources};
 
-use crate::{app::AppState, error::chain, installer, vault};
+use crate::{
+    access::Caller,
+    app::AppState,
+    error::{ApiError, ApiResult, chain},
+    installer, vault,
+};
 
 /// A cluster that does not answer within this time is not imported, and a node of it not removed;
 /// below the limit of a request.
@@ -35,6 +41,30 @@ pub async fn connect(app: &AppState, record: &ClusterRecord) -> Result<Cluster, 
         }
         (None, None) => Err("there is no kubeconfig of it".to_owned()),
     }
+}
+
+/// The same for a cluster that the caller may see and that is served.
+pub async fn reach(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult<Cluster> {
+    let record = super::get_served(app, caller, cluster).await?;
+    connect(app, &record.value).await.map_err(|reason| away(cluster, &reason))
+}
+
+/// Waits so long for an answer of a cluster; what it says against the question is judged by `refused`.
+pub async fn ask<T>(
+    cluster: &str,
+    within: Duration,
+    question: impl Future<Output = Result<T, KubeError>>,
+    refused: impl FnOnce(KubeError) -> ApiError,
+) -> ApiResult<T> {
+    match tokio::time::timeout(within, question).await {
+        Ok(answer) => answer.map_err(refused),
+        Err(_) => Err(away(cluster, &format!("nothing within {} s", within.as_secs()))),
+    }
+}
+
+pub fn away(cluster: &str, reason: &str) -> ApiError {
+    let message = format!("cluster {cluster} does not answer: {reason}");
+    ApiError::new(ErrorCode::ClusterUnavailable, message).hint("try again when it is Running")
 }
 
 /// What a probe and a look at the nodes say of a cluster.

@@ -62,8 +62,7 @@ async fn in_a_browser_a_node_is_planned_drained_watched_canceled_and_cordoned() 
     browser.assert_harmless().await;
 
     browser.resize(390, 844).await;
-    let overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
-    assert_eq!(browser.value(overflow).await, 0, "a phone would scroll sideways");
+    browser.assert_fits().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

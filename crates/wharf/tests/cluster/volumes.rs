@@ -2,6 +2,7 @@
 //! never do two write.
 
 mod csi;
+mod mkfs;
 
 use std::{fs, path::PathBuf, process::Command, time::Instant};
 
@@ -37,6 +38,7 @@ fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
     trial.stop_the_writer();
     trial.assert_stamps(&[&first, &second, &third, &fourth]);
     trial.claim_takes_its_image_with_it(CLAIM);
+    trial.kubelet_may_restart_while_a_file_system_is_made();
     trial.a_volume_of_csi_moves_from_node_to_node();
 }
 

@@ -30,6 +30,7 @@ impl Trial<'_> {
         self.wait_for_registration("node2");
         let more = format!("echo after the restart >>{FILE} && sync");
         self.bed.kubectl(NAME, &["exec", WRITER, "--", "sh", "-c", &more]).unwrap();
+        self.it_grows_while_it_is_used();
 
         self.end(WRITER, &volume);
         self.run(READER, "node3", "true");
@@ -41,6 +42,23 @@ impl Trial<'_> {
         for node in ["node2", "node3"] {
             self.wait_for_nothing_left(node);
         }
+    }
+
+    fn it_grows_while_it_is_used(&self) {
+        let kibibytes = || {
+            let df = ["exec", WRITER, "--", "df", "-kP", "/data"];
+            let text = self.bed.kubectl(NAME, &df).unwrap();
+            let size = text.lines().last().and_then(|line| line.split_whitespace().nth(1));
+            size.and_then(|size| size.parse::<u64>().ok()).unwrap_or_else(|| panic!("{text}"))
+        };
+        assert!(kibibytes() < 320 << 10);
+        let more = r#"{"spec":{"resources":{"requests":{"storage":"400Mi"}}}}"#;
+        self.bed.kubectl(NAME, &["patch", "pvc", CLAIM, "--type=merge", "-p", more]).unwrap();
+        wait_for("the pod to see more room, and the claim to say so", DEADLINE, || {
+            let told = self.field(CLAIM, "{.status.capacity.storage}");
+            Ok((kibibytes() > 320 << 10 && told == "400Mi").then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
     }
 
     /// kubelet says so to the API server, and the agent to people.
@@ -64,14 +82,17 @@ impl Trial<'_> {
                 json!({
                     "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
                     "metadata": { "name": CLAIM }, "provisioner": "wharf.dev/volume",
-                    "parameters": { "storageCluster": "main", "frontEnd": "csi" },
+                    "allowVolumeExpansion": true,
+                    "parameters": {
+                        "storageCluster": "main", "frontEnd": "csi", "fsType": "xfs",
+                    },
                 }),
                 json!({
                     "apiVersion": "v1", "kind": "PersistentVolumeClaim",
                     "metadata": { "name": CLAIM },
                     "spec": {
                         "accessModes": ["ReadWriteOnce"], "storageClassName": CLAIM,
-                        "resources": { "requests": { "storage": "64Mi" } },
+                        "resources": { "requests": { "storage": "320Mi" } },
                     },
                 }),
             ],
