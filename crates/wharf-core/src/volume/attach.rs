@@ -352,14 +352,13 @@ fn standing_entry<'a>(
 
 /// Whether this node has the volume by an entry.
 ///
-/// A write of ours that came late may have brought an entry back whose generation others have passed
+/// A write of ours that came late may have made an entry whose generation others have passed
 /// meanwhile. It is no grant, neither for its pod nor for one that would join it: generations never
-/// fall.
+/// fall. Once an entry stands, nobody is granted the volume over it: the PV that is compared has to be
+/// read after the record.
 fn is_grant(entry: &Entry, snapshot: &Snapshot, volume: &VolumeFacts) -> bool {
-    let is_fresh = entry.read_only
-        || entry.phase == Phase::Attached
-        || entry.generation == volume.generation
-        || Some(entry.generation) == snapshot.raised;
+    let is_fresh =
+        entry.read_only || entry.phase == Phase::Attached || entry.generation == volume.generation;
     entry.is_right_of(&snapshot.own) && is_fresh
 }
 
@@ -453,8 +452,11 @@ impl<'a> Attach<'a> {
 
     fn next_step(&self, pushed: &[Pushed<'_>], now: Timestamp) -> Step {
         // A raise that others have passed since counts for nothing.
-        let passed = |raised: &Generation| self.entries().any(|entry| entry.generation >= *raised);
-        let raised = self.snapshot.raised.filter(|raised| !passed(raised));
+        let stands = |raised: &Generation| {
+            *raised == self.volume.generation
+                && self.entries().all(|entry| entry.generation < *raised)
+        };
+        let raised = self.snapshot.raised.filter(stands);
         let push = PushOut {
             volume: &self.snapshot.request.volume,
             backend: self.backend,

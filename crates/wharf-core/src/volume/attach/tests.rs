@@ -570,6 +570,22 @@ fn an_entry_that_a_late_write_brought_back_is_no_grant_when_others_have_passed_i
 }
 
 #[test]
+fn a_raise_that_others_have_passed_grants_nothing() {
+    let mut snapshot = plain();
+    snapshot.raised = Some(Generation(6));
+    let decided = run(snapshot.clone(), &Policy::default());
+    let (Decision::Granted(entry), ..) = decided else { panic!("{decided:?}") };
+    assert_eq!(entry.generation, Generation(8));
+    // So it is when they passed it before our entry came into the record.
+    let ours = Entry { generation: Generation(6), ..*entry };
+    snapshot.record = Some(Record { version: "1".to_owned(), entries: vec![ours] });
+    let decided = run(snapshot, &Policy::default());
+    let (Decision::Granted(entry), _, after) = decided else { panic!("{decided:?}") };
+    assert_eq!(entry.generation, Generation(8));
+    assert_eq!(after.record.unwrap().entries, [*entry]);
+}
+
+#[test]
 fn a_pod_does_not_join_an_entry_that_a_late_write_brought_back() {
     let late = Holder {
         who: Who::OtherPodHere,
