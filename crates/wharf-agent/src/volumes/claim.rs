@@ -43,26 +43,25 @@ pub struct Gathered {
 }
 
 impl Volumes {
-    /// Reads all facts, side by side.
+    /// Reads all facts: the record first, because whether others have passed an entry of it is seen on
+    /// the volume, and then the others side by side.
     pub async fn gather(&self, api: &Cluster, request: &Request) -> Result<Gathered, KubeError> {
         let tenure = self.own("").tenure;
-        let (record, pod, volume, cluster, own) = tokio::try_join!(
-            api.attachment(&request.volume),
+        let record = api.attachment(&request.volume).await?;
+        let entries = record.iter().flat_map(|record| &record.entries);
+        let holders: BTreeSet<&String> = entries.map(|entry| &entry.node).collect();
+        let looked = holders.into_iter().map(|node| self.holder(api, node));
+        let (pod, volume, cluster, own, looked) = tokio::try_join!(
             api.pod_facts(&request.pod.namespace, &request.pod.name),
             api.volume(&request.volume),
             api.storage_cluster(&request.storage_cluster),
             api.node_object(&self.node),
+            futures_util::future::try_join_all(looked),
         )?;
         let node_uid = own.as_ref().map(|node| node.uid.clone()).unwrap_or_default();
-        let entries = record.iter().flat_map(|record| &record.entries);
-        let holders: BTreeSet<&String> = entries.map(|entry| &entry.node).collect();
-        let mut nodes = BTreeMap::new();
-        if !holders.contains(&self.node) {
-            let own = HolderNode { node: own, ..HolderNode::default() };
-            nodes.insert(self.node.clone(), own);
-        }
-        let looked = holders.into_iter().map(|node| self.holder(api, node));
-        nodes.extend(futures_util::future::try_join_all(looked).await?);
+        let own = HolderNode { node: own, ..HolderNode::default() };
+        let mut nodes = BTreeMap::from([(self.node.clone(), own)]);
+        nodes.extend(looked);
         Ok(Gathered { record, volume, cluster, pod, nodes, tenure, node_uid })
     }
 
@@ -195,6 +194,8 @@ impl Volumes {
                 let written = api.write_attachment(name, version.as_deref(), &entries).await?;
                 let Written::Is(record) = written else { return Ok(false) };
                 facts.record = Some(record);
+                // Others may have passed the entry before it stood.
+                facts.volume = api.volume(name).await?;
             }
             Step::Fence { holders, generation } => {
                 let (storage, image) = (storage.clone(), request.image.clone());

@@ -334,28 +334,32 @@ fn access(
 }
 
 /// The entry by which this pod has the volume already: the call is a retry.
-///
-/// A write of ours that came late may have brought an entry back whose generation others have passed
-/// meanwhile. It is no grant: generations never fall.
 fn standing_entry<'a>(
     snapshot: &'a Snapshot,
     volume: &VolumeFacts,
     access: Access,
 ) -> Option<&'a Entry> {
     let entries = || snapshot.record.iter().flat_map(|record| &record.entries);
-    let rights = || entries().filter(|entry| entry.is_right_of(&snapshot.own));
+    let mut rights = entries().filter(|entry| entry.is_right_of(&snapshot.own));
     let read_only = access.is_read_only(&snapshot.request);
-    let entry = rights().find(|entry| is_mine(entry, snapshot) && entry.read_only == read_only)?;
+    let entry = rights.find(|entry| is_mine(entry, snapshot) && entry.read_only == read_only)?;
     let is_joined = || {
-        let mut others = rights().filter(|other| !is_mine(other, snapshot));
-        others.any(|other| other.generation == entry.generation)
+        let mut others = entries().filter(|other| !is_mine(other, snapshot));
+        others.any(|it| it.generation == entry.generation && is_grant(it, snapshot, volume))
     };
-    let is_fresh = read_only
-        || entry.phase == Phase::Attached
-        || entry.generation == volume.generation
-        || Some(entry.generation) == snapshot.raised
-        || is_joined();
-    is_fresh.then_some(entry)
+    (is_grant(entry, snapshot, volume) || is_joined()).then_some(entry)
+}
+
+/// Whether this node has the volume by an entry.
+///
+/// A write of ours that came late may have made an entry whose generation others have passed
+/// meanwhile. It is no grant, neither for its pod nor for one that would join it: generations never
+/// fall. Once an entry stands, nobody is granted the volume over it: the PV that is compared has to be
+/// read after the record.
+fn is_grant(entry: &Entry, snapshot: &Snapshot, volume: &VolumeFacts) -> bool {
+    let is_fresh =
+        entry.read_only || entry.phase == Phase::Attached || entry.generation == volume.generation;
+    entry.is_right_of(&snapshot.own) && is_fresh
 }
 
 fn is_mine(entry: &Entry, snapshot: &Snapshot) -> bool {
@@ -403,11 +407,15 @@ impl<'a> Attach<'a> {
         is_mine(entry, self.snapshot) && entry.boot_id == self.snapshot.own.boot_id && open
     }
 
+    fn is_grant(&self, entry: &Entry) -> bool {
+        is_grant(entry, self.snapshot, self.volume)
+    }
+
     /// Whether another pod on this node and ours can use one device: it is writable already, or
     /// both only read.
     fn is_shared(&self, entry: &Entry) -> bool {
         let own = &self.snapshot.own;
-        let writes = |entry: &Entry| entry.is_right_of(own) && !entry.read_only;
+        let writes = |entry: &Entry| !entry.read_only && self.is_grant(entry);
         let only_reads = self.access.is_read_only(&self.snapshot.request) && entry.read_only;
         self.policy.rwo_scope == RwoScope::Node
             && entry.is_right_of(own)
@@ -444,8 +452,11 @@ impl<'a> Attach<'a> {
 
     fn next_step(&self, pushed: &[Pushed<'_>], now: Timestamp) -> Step {
         // A raise that others have passed since counts for nothing.
-        let passed = |raised: &Generation| self.entries().any(|entry| entry.generation >= *raised);
-        let raised = self.snapshot.raised.filter(|raised| !passed(raised));
+        let stands = |raised: &Generation| {
+            *raised == self.volume.generation
+                && self.entries().all(|entry| entry.generation < *raised)
+        };
+        let raised = self.snapshot.raised.filter(stands);
         let push = PushOut {
             volume: &self.snapshot.request.volume,
             backend: self.backend,
@@ -472,8 +483,7 @@ impl<'a> Attach<'a> {
 
     /// The generation with which this node has the volume already.
     fn joined(&self) -> Option<Generation> {
-        let own = &self.snapshot.own;
-        let mut here = self.entries().filter(|entry| entry.is_right_of(own));
+        let mut here = self.entries().filter(|entry| self.is_grant(entry));
         here.find(|entry| !self.is_replaced(entry)).map(|entry| entry.generation)
     }
 

@@ -44,6 +44,9 @@ pub struct Pod {
 
 #[derive(Debug, Clone)]
 pub enum Ask {
+    ReadRecord {
+        volume: usize,
+    },
     Read {
         volume: usize,
         pod: String,
@@ -87,6 +90,7 @@ pub enum Ask {
 
 #[derive(Debug, Clone)]
 pub enum Answer {
+    Record(Option<Record>),
     Facts(Rc<Facts>),
     Survey(Rc<Survey>),
     Lease(Option<Lease>),
@@ -118,6 +122,7 @@ pub struct Facts {
 impl Server {
     pub fn answer(&mut self, ask: &Ask) -> Answer {
         match ask {
+            Ask::ReadRecord { volume } => Answer::Record(self.records.get(volume).cloned()),
             Ask::Read { volume, pod } => Answer::Facts(Rc::new(self.facts(*volume, pod))),
             Ask::ReadLease { node } => Answer::Lease(self.leases.get(node).copied()),
             Ask::Survey { node } => {

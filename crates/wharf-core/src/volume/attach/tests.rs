@@ -153,6 +153,15 @@ impl Holder {
         matches!(self.who, Who::Retry | Who::EarlierTenure | Who::EarlierBoot | Who::OtherPodHere)
     }
 
+    /// The PV is at 7 and the holder at 6: as long as nothing is attached, one who writes is too old.
+    fn is_grant(self) -> bool {
+        match self.phase {
+            Phase::Attached => true,
+            Phase::Attaching => self.read_only,
+            Phase::Fencing | Phase::Released => false,
+        }
+    }
+
     fn entry(self) -> Entry {
         let (node, pod, uid) = match self.who {
             Who::Retry | Who::EarlierTenure | Who::EarlierBoot => ("here", "db", "u-1"),
@@ -248,11 +257,8 @@ fn rule(ask: Ask, holder: Option<Holder>) -> Rule {
     let lapsed = holder.who == Who::EarlierTenure && holder.self_fence;
     match holder.who {
         Who::Retry | Who::EarlierTenure if !open => return Rule::Blocked,
-        // The PV is at 7 and the holder at 6: as long as nothing is attached, that is too old.
         Who::Retry | Who::EarlierTenure
-            if !lapsed
-                && holder.read_only == reads
-                && (reads || holder.phase == Phase::Attached) =>
+            if !lapsed && holder.read_only == reads && holder.is_grant() =>
         {
             return Rule::AsItIs;
         }
@@ -262,7 +268,8 @@ fn rule(ask: Ask, holder: Option<Holder>) -> Rule {
     }
     let may_read = has(AccessMode::ReadOnlyMany) && reads;
     let shares = holder.is_here() && open && !has(AccessMode::ReadWriteOncePod);
-    let shares = shares && ask.scope == RwoScope::Node && (!holder.read_only || reads);
+    let serves = if holder.read_only { reads } else { holder.is_grant() };
+    let shares = shares && ask.scope == RwoScope::Node && serves;
     match () {
         () if many || shares => Rule::Beside,
         () if may_read && holder.read_only => Rule::Beside,
@@ -416,11 +423,7 @@ fn check_grant(
     if rule != Rule::AsItIs {
         let raised = entry.generation > Generation(7);
         let joined = rule == Rule::Beside
-            && holder.is_some_and(|holder| {
-                holder.is_here()
-                    && holder.phase != Phase::Fencing
-                    && holder.phase != Phase::Released
-            });
+            && holder.is_some_and(|holder| holder.is_here() && holder.is_grant());
         assert!(entry.read_only || joined || raised, "{case}");
         assert_eq!(entry.self_fence, !fences);
         let write = steps.iter().position(|step| matches!(step, Step::Write { .. }));
@@ -559,11 +562,56 @@ fn an_entry_that_a_late_write_brought_back_is_no_grant_when_others_have_passed_i
     assert!(steps.is_empty(), "{steps:?}");
     // So it is when another pod of this node uses the volume by it.
     snapshot.volume.as_mut().unwrap().generation = Generation(7);
-    let other = Holder { who: Who::OtherPodHere, ..holder }.entry();
+    let other = Holder { who: Who::OtherPodHere, phase: Phase::Attached, ..holder }.entry();
     snapshot.record.as_mut().unwrap().entries.push(other);
     let node_wide = Policy { rwo_scope: RwoScope::Node, ..Policy::default() };
     let (decision, steps, _) = run(snapshot, &node_wide);
     assert!(steps.is_empty() && matches!(decision, Decision::Granted(_)), "{steps:?}");
+}
+
+#[test]
+fn a_raise_that_others_have_passed_grants_nothing() {
+    let mut snapshot = plain();
+    snapshot.raised = Some(Generation(6));
+    let decided = run(snapshot.clone(), &Policy::default());
+    let (Decision::Granted(entry), ..) = decided else { panic!("{decided:?}") };
+    assert_eq!(entry.generation, Generation(8));
+    // So it is when they passed it before our entry came into the record.
+    let ours = Entry { generation: Generation(6), ..*entry };
+    snapshot.record = Some(Record { version: "1".to_owned(), entries: vec![ours] });
+    let decided = run(snapshot, &Policy::default());
+    let (Decision::Granted(entry), _, after) = decided else { panic!("{decided:?}") };
+    assert_eq!(entry.generation, Generation(8));
+    assert_eq!(after.record.unwrap().entries, [*entry]);
+}
+
+#[test]
+fn a_pod_does_not_join_an_entry_that_a_late_write_brought_back() {
+    let late = Holder {
+        who: Who::OtherPodHere,
+        read_only: false,
+        phase: Phase::Attaching,
+        self_fence: true,
+        there: There::Well,
+        lease: LeaseSeen::Live,
+    };
+    let node_wide = Policy { rwo_scope: RwoScope::Node, ..Policy::default() };
+    let decide = |holder: Holder, generation| {
+        let mut snapshot = plain();
+        holder.put(&mut snapshot);
+        snapshot.volume.as_mut().unwrap().generation = generation;
+        run(snapshot, &node_wide)
+    };
+    let (decision, steps, _) = decide(late, Generation(7));
+    let Decision::Wait { blocked, .. } = decision else { panic!("{decision:?}") };
+    assert_eq!((blocked[0].why.clone(), steps), (Obstacle::Here, Vec::new()));
+    // Others have not passed it, or the volume is in use by it.
+    let attached = Holder { phase: Phase::Attached, ..late };
+    for (holder, generation) in [(late, Generation(6)), (attached, Generation(7))] {
+        let (decision, ..) = decide(holder, generation);
+        let Decision::Granted(entry) = decision else { panic!("{decision:?}") };
+        assert_eq!(entry.generation, Generation(6));
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use wharf_core::volume::{
     attach::{Decision, Step},
     journal::{Action, Journal, Next, Purpose, Seen, decide_next},
     lease::Standing,
-    record::{EntryKey, Generation},
+    record::{EntryKey, Generation, Record},
 };
 
 use super::{Agent, Machine, Shared, Waiting, new_journal};
@@ -24,7 +24,10 @@ pub struct Work {
     journal: Journal,
     pub(super) doing: Doing,
     answer: Option<Answer>,
-    /// What was read for this look, and the tenure of the agent then. `None`: not read yet.
+    /// The record, which is read before all else, and the tenure of the agent then. `None`: not read
+    /// yet.
+    record: Option<(Option<Record>, u64)>,
+    /// What was read for this look, and the tenure in which that began. `None`: not read yet.
     facts: Option<Result<(Rc<Facts>, u64), ()>>,
     claiming: bool,
     /// By the planted defect; the record is not looked at any more.
@@ -63,6 +66,7 @@ impl Work {
             journal,
             doing: Doing::Look,
             answer: None,
+            record: None,
             facts: None,
             claiming: false,
             gave_up_first: false,
@@ -197,13 +201,16 @@ impl Agent {
         machine: &mut Machine,
         shared: &mut Shared,
     ) {
+        let (record, tenure) = work.record.take().unwrap_or_default();
         match answer {
-            Some(Answer::Facts(facts)) => {
+            Some(Answer::Record(record)) => work.record = Some((record, machine.tenure)),
+            Some(Answer::Facts(mut facts)) => {
+                Rc::make_mut(&mut facts).record = record;
                 if let Some(node) = facts.nodes.get(&machine.node) {
                     machine.node_uid.clone_from(&node.uid);
                 }
                 self.watch_leases(&facts, shared.now);
-                work.facts = Some(Ok((facts, machine.tenure)));
+                work.facts = Some(Ok((facts, tenure)));
             }
             Some(Answer::Survey(survey)) => self.look_through(work, &survey, machine, shared),
             _ => work.facts = Some(Err(())),
@@ -218,8 +225,12 @@ impl Agent {
             return true;
         }
         let Some(facts) = work.facts.clone() else {
-            let pod = work.pod().0.to_owned();
-            work.doing = Doing::Reading(shared.ask(node, Ask::Read { volume: work.volume, pod }));
+            let (volume, pod) = (work.volume, work.pod().0.to_owned());
+            let ask = match work.record {
+                None => Ask::ReadRecord { volume },
+                Some(_) => Ask::Read { volume, pod },
+            };
+            work.doing = Doing::Reading(shared.ask(node, ask));
             return true;
         };
         let facts = facts.ok().filter(|(_, tenure)| *tenure == machine.tenure);
@@ -328,9 +339,16 @@ impl Agent {
     }
 
     fn take_step(work: &mut Work, step: &Step, answer: Option<&Answer>) -> bool {
-        work.facts = None;
+        let facts = work.facts.take();
         match (answer, step) {
-            (Some(Answer::Done), Step::Raise { to, .. }) => work.raised = Some(*to),
+            (Some(Answer::Done), Step::Raise { to, .. }) => {
+                work.raised = Some(*to);
+                // What else has changed meanwhile is not looked at.
+                let raised =
+                    |facts: Rc<Facts>| Rc::new(Facts { generation: *to, ..(*facts).clone() });
+                work.facts =
+                    facts.map(|facts| facts.map(|(facts, tenure)| (raised(facts), tenure)));
+            }
             (Some(Answer::Done), Step::Fence { holders, .. }) => {
                 work.fenced.extend(holders.iter().map(wharf_core::volume::record::Entry::key));
             }
