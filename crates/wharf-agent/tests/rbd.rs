@@ -9,7 +9,7 @@ mod scene;
 #[path = "volumes/world.rs"]
 mod world;
 
-use std::{fs, sync::mpsc::RecvTimeoutError, time::Duration};
+use std::{fs, io::ErrorKind, sync::mpsc::RecvTimeoutError, time::Duration};
 
 use common::{create, kubectl};
 use rustix::process::Signal;
@@ -72,6 +72,16 @@ fn a_claimed_volume_is_made_mounted_grown_and_deleted_and_survives_its_agent() {
     assert_eq!(scene.world.record(&volume), None);
     assert_eq!(scene.ledger(&volume), [format!("epoch/{:020}", 1), format!("volume/{volume}")]);
     assert_eq!(scene.shut_out_until(&identity), None, "it left in order");
+
+    // Who only reads is no writer to anybody.
+    options["kubernetes.io/readwrite"] = json!("ro");
+    assert_eq!(scene.world.call(&["mount", call[1], &options.to_string()]), Ok(()));
+    assert_eq!(fs::read_to_string(dir.join("kept")).unwrap(), "kept");
+    let refused = store(&dir.join("more"), "").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(scene.ledger(&volume), [format!("epoch/{:020}", 1), format!("volume/{volume}")]);
+    assert_eq!(scene.world.unmount(&pod, &volume), Ok(()));
+    assert_eq!(scene.world.leftovers(), before);
 
     give_up(&scene, &volume);
     scene.wait_until("the image to go", |scene| scene.images().is_empty());
@@ -234,4 +244,34 @@ fn a_volume_of_a_frozen_cluster_is_cut_off_and_taken_away() {
     assert!(until > NOT_BEFORE);
     assert_eq!(scene.world.unmount(&next, "pv-1"), Ok(()));
     assert_eq!(scene.world.leftovers(), before);
+}
+
+/// The storage cluster is deleted while nothing in it answers.
+#[test]
+fn a_deleted_cluster_that_is_frozen_leaves_the_node() {
+    let scene = Scene::new();
+    scene.volume("pv-1", "one", 64);
+    let pod = scene.world.pod("a");
+    let before = scene.world.leftovers();
+    assert_eq!(scene.mount(&pod, "pv-1", "one"), Ok(()));
+    let dir = scene.world.dir_of(&pod, "pv-1");
+    scene.ceph.freeze(true).unwrap();
+    let waiting = store_aside(&dir.join("late"), "late");
+    let nothing = waiting.recv_timeout(Duration::from_secs(2)).unwrap_err();
+    assert_eq!(nothing, RecvTimeoutError::Timeout, "nothing answers");
+
+    let delete = ["delete", "storagecluster", CLUSTER, "--wait=false"];
+    kubectl(&scene.world.server, &delete, &Value::Null);
+    let freed = waiting.recv_timeout(DEADLINE).unwrap();
+    assert!(freed.is_err(), "it was not written");
+    let find = ["get", "storagecluster,pv", "--ignore-not-found", "-o", "name"];
+    scene.wait_until("all of it to go", |scene| {
+        scene.world.release();
+        let left = kubectl(&scene.world.server, &find, &Value::Null);
+        !left.contains(CLUSTER) && !left.contains("pv-1")
+    });
+    assert_eq!(scene.world.leftovers(), before);
+    assert!(scene.clients().is_empty() && scene.world.record("pv-1").is_none());
+    scene.ceph.freeze(false).unwrap();
+    assert_eq!(scene.images(), ["one"], "images of a cluster that was only let go stay");
 }

@@ -39,7 +39,7 @@ fn a_deleted_storage_cluster_leaves_every_node_and_no_other_is_touched() {
     let (_, ended) = hung.ended();
     assert!(ended.is_err(), "what hung came loose");
     world.wait_until("the volume to leave this node", |world| {
-        release(world);
+        world.release();
         !is_mounted(&world.dir_of(&here, "pv-1")) && world.record("pv-1").is_none()
     });
     world.wait_until("what is left to be told", |world| {
@@ -50,11 +50,11 @@ fn a_deleted_storage_cluster_leaves_every_node_and_no_other_is_touched() {
 
     second.agent.restart();
     world.wait_until("the volume to leave the other node", |world| {
-        release(world);
+        world.release();
         !is_mounted(&world.dir_of(&there, "pv-2"))
     });
     world.wait_until("the storage cluster to go", |world| {
-        release(world);
+        world.release();
         status(world).is_null()
     });
     assert_eq!(world.leftovers(), own, "only the other cluster's volume is left");
@@ -75,16 +75,4 @@ fn status(world: &World) -> Value {
     }
     let object: Value = serde_json::from_str(&text).unwrap();
     object.get("status").cloned().unwrap_or_else(|| json!({}))
-}
-
-/// What Kubernetes' own controllers do, none of which runs here: volumes whose deletion was asked for
-/// are let go.
-fn release(world: &World) {
-    let list = kubectl(&world.server, &["get", "pv", "-o", "json"], &Value::Null);
-    let list: Value = serde_json::from_str(&list).unwrap();
-    for volume in list["items"].as_array().unwrap() {
-        if !volume["metadata"]["deletionTimestamp"].is_null() {
-            world.delete("pv", volume["metadata"]["name"].as_str().unwrap());
-        }
-    }
 }

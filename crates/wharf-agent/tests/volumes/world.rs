@@ -103,6 +103,18 @@ impl World {
         kubectl(&self.server, &free, &Value::Null);
     }
 
+    /// What Kubernetes' own controllers do, none of which runs here: volumes whose deletion was asked
+    /// for are let go.
+    pub fn release(&self) {
+        let list = kubectl(&self.server, &["get", "pv", "-o", "json"], &Value::Null);
+        let list: Value = serde_json::from_str(&list).unwrap();
+        for volume in list["items"].as_array().unwrap() {
+            if !volume["metadata"]["deletionTimestamp"].is_null() {
+                self.delete("pv", volume["metadata"]["name"].as_str().unwrap());
+            }
+        }
+    }
+
     pub fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         wait_for(what, DEADLINE, || Ok(is_so(self).then_some(())))
             .unwrap_or_else(|error| panic!("{error:?}: {:#?}", self.leftovers()));
