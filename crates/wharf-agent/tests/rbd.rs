@@ -76,7 +76,7 @@ fn a_claimed_volume_is_made_mounted_grown_and_deleted_and_survives_its_agent() {
     // Who only reads is no writer to anybody.
     options["kubernetes.io/readwrite"] = json!("ro");
     assert_eq!(scene.world.call(&["mount", call[1], &options.to_string()]), Ok(()));
-    assert_eq!(fs::read_to_string(dir.join("kept")).unwrap(), "kept");
+    assert_eq!(fs::read_to_string(dir.join("file")).unwrap(), "kept");
     let refused = store(&dir.join("more"), "").unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
     assert_eq!(scene.ledger(&volume), [format!("epoch/{:020}", 1), format!("volume/{volume}")]);
@@ -249,7 +249,7 @@ fn a_volume_of_a_frozen_cluster_is_cut_off_and_taken_away() {
 /// The storage cluster is deleted while nothing in it answers.
 #[test]
 fn a_deleted_cluster_that_is_frozen_leaves_the_node() {
-    let scene = Scene::new();
+    let mut scene = Scene::new();
     scene.volume("pv-1", "one", 64);
     let pod = scene.world.pod("a");
     let before = scene.world.leftovers();
