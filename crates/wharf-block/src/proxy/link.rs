@@ -265,26 +265,27 @@ impl<'a> Link<'a> {
     }
 
     fn connected(&mut self, deadline: Instant) -> Result<&mut Connection, Error> {
-        let options = &self.shared.options;
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => {
-                let export =
-                    Export { image: options.image.clone(), generation: options.generation };
-                let identity = Identity {
-                    session: self.shared.session.clone(),
-                    slot: self.slot,
-                    read_only: options.read_only,
-                };
-                let within = deadline.saturating_duration_since(Instant::now());
-                if within.is_zero() {
-                    return Err(io::Error::from(io::ErrorKind::TimedOut).into());
-                }
-                let connection = Connection::open(&options.address, &export, &identity, within)?;
-                connection.answer_within(options.dead_after)?;
-                connection
-            }
+            None => self.connect(deadline)?,
         };
+        Ok(self.connection.insert(connection))
+    }
+
+    fn connect(&self, deadline: Instant) -> Result<Connection, Error> {
+        let options = &self.shared.options;
+        let export = Export { image: options.image.clone(), generation: options.generation };
+        let identity = Identity {
+            session: self.shared.session.clone(),
+            slot: self.slot,
+            read_only: options.read_only,
+        };
+        let within = deadline.saturating_duration_since(Instant::now());
+        if within.is_zero() {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        let connection = Connection::open(&options.address, &export, &identity, within)?;
+        connection.answer_within(options.dead_after)?;
         if !self.shared.check_boot(&connection.boot) {
             return Err(Error::Protocol("the server has lost what was written"));
         }
@@ -292,7 +293,7 @@ impl<'a> Link<'a> {
             self.shared.resize(connection.size);
         }
         self.shared.joined.store(true, Ordering::Release);
-        Ok(self.connection.insert(connection))
+        Ok(connection)
     }
 }
 
