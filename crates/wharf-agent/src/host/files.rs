@@ -1,11 +1,12 @@
 //! Files, links and directories: looking at them, and writing them so that nobody ever sees half.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, OFlags, flock};
 use sha2::{Digest, Sha256};
 
 /// A text of ours is small. What is larger at its place is something else, and is not read.
@@ -83,12 +84,15 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Writes a file in one step: whoever opens it sees the old content or the new. The content is on
-/// the disk before the name is.
+/// the disk before the name is. Of several who write at once each succeeds, and the last one's stays.
 pub fn write(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
-    let new = cleared(beside(path)?)?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    let new = beside(path)?;
+    let mut file = locked(&new)?;
     let written = file
-        .write_all(content)
+        // What a crash left there may be longer, and open to others.
+        .set_permissions(Permissions::from_mode(0o600))
+        .and_then(|()| file.set_len(0))
+        .and_then(|()| file.write_all(content))
         // The mode given at creation is cut by the umask.
         .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
         .and_then(|()| file.sync_all())
@@ -97,6 +101,26 @@ pub fn write(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&new);
     }
     written
+}
+
+/// The file of this name, for us alone until it is closed. Who had it before us has renamed it: then
+/// there is another one of this name.
+fn locked(new: &Path) -> io::Result<File> {
+    loop {
+        if fs::symlink_metadata(new).is_ok_and(|found| !found.is_file()) {
+            remove_file(new)?;
+        }
+        let mut options = OpenOptions::new();
+        let flags = OFlags::NOFOLLOW.bits().cast_signed();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
+        let file = options.open(new)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        let ours = file.metadata()?;
+        let is_it = |found: Metadata| found.ino() == ours.ino() && found.dev() == ours.dev();
+        if fs::symlink_metadata(new).is_ok_and(is_it) {
+            return Ok(file);
+        }
+    }
 }
 
 /// Like [`write()`], and the name too is on the disk when this returns.
@@ -152,5 +176,47 @@ pub fn remove_file(path: &Path) -> io::Result<bool> {
         Ok(()) => Ok(true),
         Err(error) if absent(&error) => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_who_write_at_once_each_succeeds_and_nothing_is_mixed() {
+        const WRITERS: u8 = 8;
+        const ROUNDS: usize = 50;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let content = |writer: u8| vec![b'a' + writer; 1000 + usize::from(writer)];
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..ROUNDS {
+                        write(path, 0o640, &content(writer)).unwrap();
+                    }
+                });
+            }
+        });
+        let last = fs::read(&path).unwrap();
+        assert!((0..WRITERS).any(|writer| last == content(writer)), "{last:?}");
+        assert_eq!(look(&path).unwrap(), Found::File { mode: 0o640, sha256: sha256(&last) });
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn what_a_crash_left_is_written_over_and_a_link_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, elsewhere) = (dir.path().join("file"), dir.path().join("elsewhere"));
+        fs::write(beside(&path).unwrap(), "longer than what comes").unwrap();
+        write(&path, 0o600, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        fs::write(&elsewhere, "kept").unwrap();
+        symlink(&elsewhere, beside(&path).unwrap()).unwrap();
+        write(&path, 0o600, b"newer").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"newer");
+        assert_eq!(fs::read(&elsewhere).unwrap(), b"kept");
     }
 }
