@@ -70,6 +70,7 @@ pub struct Volumes {
     /// Steps that did not come back in time, by volume.
     stuck: Mutex<HashMap<String, tokio::task::JoinHandle<()>>>,
     hints: storage::Hints,
+    unanswered: tidy::Unanswered,
     stranded: stranded::Stranded,
     /// The node's own identity.
     node_identity: watch::Receiver<Option<Cluster>>,
@@ -143,6 +144,7 @@ impl Shared {
             sightings: Mutex::default(),
             stuck: Mutex::default(),
             hints: storage::Hints::default(),
+            unanswered: tidy::Unanswered::default(),
             stranded: stranded::Stranded::open(&self.places)?,
             node_identity: self.node_identity.clone(),
         });

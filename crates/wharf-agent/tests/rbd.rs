@@ -9,13 +9,19 @@ mod scene;
 #[path = "volumes/world.rs"]
 mod world;
 
-use std::{fs, io::ErrorKind, sync::mpsc::RecvTimeoutError, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, ErrorKind},
+    sync::mpsc::{Receiver, RecvTimeoutError},
+    time::Duration,
+};
 
 use common::{create, kubectl};
 use rustix::process::Signal;
 use scene::{CLUSTER, DEADLINE, Scene, store, store_aside};
 use serde_json::{Value, json};
-use world::{NODE, is_mounted};
+use world::{NODE, Pod, is_mounted};
 
 /// Fences last for years, not for the hour that Ceph would take.
 const NOT_BEFORE: u32 = 2030;
@@ -206,22 +212,37 @@ fn taint(scene: &Scene, taint: &str) {
     kubectl(&scene.world.server, &["taint", "node", NODE, taint], &Value::Null);
 }
 
+/// A volume in use whose cluster does not answer any more, and somebody who waits for it.
+struct Frozen {
+    scene: Scene,
+    pod: Pod,
+    before: BTreeSet<String>,
+    waiting: Receiver<io::Result<()>>,
+}
+
+impl Frozen {
+    fn new() -> Self {
+        let mut scene = Scene::new();
+        scene.volume("pv-1", "one", 64);
+        let pod = scene.world.pod("a");
+        let before = scene.world.leftovers();
+        assert_eq!(scene.mount(&pod, "pv-1", "one"), Ok(()));
+        let dir = scene.world.dir_of(&pod, "pv-1");
+        store(&dir.join("kept"), "synced").unwrap();
+        scene.ceph.freeze(true).unwrap();
+        let waiting = store_aside(&dir.join("late"), "late");
+        let nothing = waiting.recv_timeout(Duration::from_secs(2)).unwrap_err();
+        assert_eq!(nothing, RecvTimeoutError::Timeout, "nothing answers");
+        Self { scene, pod, before, waiting }
+    }
+}
+
 /// Everybody who waits for a cluster that does not answer is freed, and the node gets rid of it.
 #[test]
 fn a_volume_of_a_frozen_cluster_is_cut_off_and_taken_away() {
-    let mut scene = Scene::new();
-    scene.volume("pv-1", "one", 64);
-    let pod = scene.world.pod("a");
-    let before = scene.world.leftovers();
-    assert_eq!(scene.mount(&pod, "pv-1", "one"), Ok(()));
+    let Frozen { mut scene, pod, before, waiting } = Frozen::new();
     let dir = scene.world.dir_of(&pod, "pv-1");
-    store(&dir.join("kept"), "synced").unwrap();
     let identity = scene.entry("pv-1")["identity"].as_str().unwrap().to_owned();
-
-    scene.ceph.freeze(true).unwrap();
-    let waiting = store_aside(&dir.join("late"), "late");
-    let nothing = waiting.recv_timeout(Duration::from_secs(2)).unwrap_err();
-    assert_eq!(nothing, RecvTimeoutError::Timeout, "nothing answers");
     // As `wharf volume detach --force` does; then kubelet asks, until the last user is gone.
     scene.change_entry("pv-1", "phase", "Released");
     scene.wait_until("the unmount", |scene| scene.world.unmount(&pod, "pv-1").is_ok());
@@ -249,17 +270,7 @@ fn a_volume_of_a_frozen_cluster_is_cut_off_and_taken_away() {
 /// The storage cluster is deleted while nothing in it answers.
 #[test]
 fn a_deleted_cluster_that_is_frozen_leaves_the_node() {
-    let mut scene = Scene::new();
-    scene.volume("pv-1", "one", 64);
-    let pod = scene.world.pod("a");
-    let before = scene.world.leftovers();
-    assert_eq!(scene.mount(&pod, "pv-1", "one"), Ok(()));
-    let dir = scene.world.dir_of(&pod, "pv-1");
-    scene.ceph.freeze(true).unwrap();
-    let waiting = store_aside(&dir.join("late"), "late");
-    let nothing = waiting.recv_timeout(Duration::from_secs(2)).unwrap_err();
-    assert_eq!(nothing, RecvTimeoutError::Timeout, "nothing answers");
-
+    let Frozen { mut scene, before, waiting, .. } = Frozen::new();
     let delete = ["delete", "storagecluster", CLUSTER, "--wait=false"];
     kubectl(&scene.world.server, &delete, &Value::Null);
     let freed = waiting.recv_timeout(DEADLINE).unwrap();

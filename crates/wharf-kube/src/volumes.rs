@@ -11,13 +11,15 @@ mod look;
 mod objects;
 mod persistent;
 mod record;
+mod watch;
 
-pub use claims::{Changes, ClaimSeen, StorageClass, StorageWatch, bytes};
+pub use claims::{ClaimSeen, StorageClass, bytes};
 pub use garbage::Garbage;
 pub use lease::AgentLease;
 pub use look::{PendingPod, Volumes};
 pub use objects::StorageCluster;
 pub use persistent::PersistentVolume;
+pub use watch::{Changes, StorageWatch};
 
 /// The group of our own kinds.
 const GROUP: &str = "/apis/wharf.dev/v1";

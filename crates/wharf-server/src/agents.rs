@@ -26,7 +26,7 @@ pub use authority::AgentAuthorityRecord;
 pub(crate) use authority::{agent_of, authority, ensure};
 pub use board::{Board, Facts, follow};
 pub use config::membership;
-pub use engine::{Owned, keep};
+pub use engine::keep;
 pub use listener::{bind, serve};
 pub use operations::{Wanted, cancel, get, start};
 

@@ -16,7 +16,7 @@ use wharf_api::{
 use wharf_core::{access::AuditRecord, app::AppRecord, cluster::ClusterRecord};
 use wharf_store::{Page, Revision, Store, StoreResult, Stored, Txn, typed::key_of};
 
-pub use engine::{Owned, keep};
+pub use engine::keep;
 
 use crate::{
     access::{Caller, audit},

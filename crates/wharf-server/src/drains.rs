@@ -24,7 +24,7 @@ use wharf_core::{
 use wharf_kube::{Cluster, KubeError};
 use wharf_store::{Page, Revision, Store, StoreResult, Stored, Txn, typed::key_of};
 
-pub use engine::{Owned, keep};
+pub use engine::keep;
 
 use crate::{
     access::{Caller, audit, new_id},

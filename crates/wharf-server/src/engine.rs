@@ -9,6 +9,7 @@
 //!
 //! Assumptions: the members' clocks may differ; only the store's lease decides who is a member.
 
+mod charge;
 mod fenced;
 mod journal;
 pub mod keeper;
@@ -17,6 +18,7 @@ mod owner;
 
 use std::collections::BTreeMap;
 
+pub use charge::OwnedCluster;
 pub use fenced::{Fenced, FencedError};
 pub use journal::Journal;
 pub use member::{MEMBER_TTL, Member, observe_members};

@@ -25,5 +25,5 @@ pub use change::{
     Listed, add, config, delete, delete_finished, delete_unfinished, list, reset_backoff,
     set_config, set_enabled,
 };
-pub use engine::run;
+pub use engine::keep;
 pub use records::{empty, empty_fenced, forget, give_all_back};

@@ -191,7 +191,11 @@ impl Volumes {
             }
             Step::Write { version, entries } => {
                 let name = &request.volume;
+                let is_first = self.unanswered.note(name);
                 let written = api.write_attachment(name, version.as_deref(), &entries).await?;
+                if is_first {
+                    self.unanswered.forget(name);
+                }
                 let Written::Is(record) = written else { return Ok(false) };
                 facts.record = Some(record);
                 // Others may have passed the entry before it stood.

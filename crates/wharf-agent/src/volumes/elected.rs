@@ -35,7 +35,7 @@ use crate::{
 
 const NAME: &str = "wharf-volumes";
 const CALL: Duration = Duration::from_secs(5);
-/// Nodes are not watched: that they come and go is seen by looking.
+/// What the watch does not tell: leases of agents, and what a watch that failed has missed.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
 /// Changes come in groups.
 const SETTLE: Duration = Duration::from_millis(200);

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -14,7 +14,7 @@ use wharf_core::{
     volume::{
         garbage::{Clean, GarbageEntry, Left, decide_garbage, is_stray},
         journal::Journal,
-        record::{Generation, Own},
+        record::{Generation, Own, Record},
     },
     words::chain,
 };
@@ -37,6 +37,8 @@ use crate::{
 const TIDY_EVERY: Duration = Duration::from_secs(30);
 /// Asking for all records is dear.
 const STRAYS_EVERY: Duration = Duration::from_secs(600);
+/// A write that nobody answered may still be carried out for so long.
+const LATE: Duration = Duration::from_secs(600);
 /// kubelet unmounts what it knows of in this time, also after its own restart.
 const ORPHANED_AFTER: Duration = Duration::from_secs(60);
 
@@ -93,13 +95,12 @@ impl Round {
             self.told("sizes", done);
             let done = self.clean_garbage(&api).await;
             self.told("the garbage list", done);
-            if Instant::now() >= self.strays_at {
-                let done = self.take_strays(&api).await;
-                if done.is_ok() {
-                    self.strays_at = Instant::now() + STRAYS_EVERY;
-                }
-                self.told("records", done);
+            let all = Instant::now() >= self.strays_at;
+            let done = self.take_strays(&api, all).await;
+            if all && done.is_ok() {
+                self.strays_at = Instant::now() + STRAYS_EVERY;
             }
+            self.told("records", done);
         }
         self.reporter.ok();
     }
@@ -250,31 +251,70 @@ impl Round {
         self.volumes.blocking(volume, "take the device away", take_away).await
     }
 
-    /// A write of ours that came late may have brought an entry back after it was given up.
-    async fn take_strays(&self, api: &Cluster) -> Result<(), VolumeError> {
+    /// A write of ours that came late may have brought an entry back after it was given up: looks at
+    /// all records, or at those of which it is to be feared.
+    async fn take_strays(&self, api: &Cluster, all: bool) -> Result<(), VolumeError> {
+        let mut suspects = self.volumes.unanswered.names();
+        if all {
+            let is_ours = |record: &Record| {
+                record.entries.iter().any(|entry| entry.node == self.volumes.node)
+            };
+            let records = api.attachments().await?.into_iter();
+            suspects.extend(records.filter(|(_, it)| is_ours(it)).map(|(volume, _)| volume));
+        }
+        if suspects.is_empty() {
+            return Ok(());
+        }
         let node_uid = self.volumes.node_uid(api).await?;
         let own = self.volumes.own(&node_uid);
-        for (volume, record) in api.attachments().await? {
-            if !record.entries.iter().any(|entry| entry.node == own.node) {
-                continue;
-            }
-            let lock = self.volumes.lock(&volume);
-            let _held = lock.lock().await;
-            let journal = self.volumes.load(&volume)?;
-            let tag = Tag::new(&self.agent(), &volume, Generation::default());
-            let listed = self
-                .volumes
-                .blocking(&volume, "look for devices", move || Ok(every_device(&tag).ok()));
-            let device = listed.await?.map(|devices| !devices.is_empty());
-            let Some(record) = api.attachment(&volume).await? else { continue };
-            let is_ours = |entry: &&_| is_stray(entry, &own, journal.as_ref(), device);
-            let Some(stray) = record.entries.iter().find(is_ours) else { continue };
-            if let Some(change) = record.without(&stray.key())
-                && let Written::Is(_) = api.change_attachment(&volume, &change).await?
-            {
-                warn!(volume, "an entry that nothing here knows of was taken out");
-            }
+        for volume in &suspects {
+            self.take_stray(api, volume, &own).await?;
         }
         Ok(())
+    }
+
+    async fn take_stray(&self, api: &Cluster, volume: &str, own: &Own) -> Result<(), VolumeError> {
+        let lock = self.volumes.lock(volume);
+        let _held = lock.lock().await;
+        let journal = self.volumes.load(volume)?;
+        let tag = Tag::new(&self.agent(), volume, Generation::default());
+        let listed =
+            self.volumes.blocking(volume, "look for devices", move || Ok(every_device(&tag).ok()));
+        let device = listed.await?.map(|devices| !devices.is_empty());
+        let Some(record) = api.attachment(volume).await? else { return Ok(()) };
+        let is_ours = |entry: &&_| is_stray(entry, own, journal.as_ref(), device);
+        let Some(stray) = record.entries.iter().find(is_ours) else { return Ok(()) };
+        if let Some(change) = record.without(&stray.key())
+            && let Written::Is(_) = api.change_attachment(volume, &change).await?
+        {
+            warn!(volume, "an entry that nothing here knows of was taken out");
+        }
+        Ok(())
+    }
+}
+
+/// Volumes with a write of ours to their record that was not answered, and since when.
+#[derive(Default)]
+pub struct Unanswered(Mutex<BTreeMap<String, Instant>>);
+
+impl Unanswered {
+    /// To be said before the write: whoever waits for it may give up at any time. Whether there is
+    /// no other one, so that its answer settles everything.
+    pub fn note(&self, volume: &str) -> bool {
+        self.all().insert(volume.to_owned(), Instant::now()).is_none()
+    }
+
+    pub fn forget(&self, volume: &str) {
+        self.all().remove(volume);
+    }
+
+    fn names(&self) -> BTreeSet<String> {
+        let mut all = self.all();
+        all.retain(|_, since| since.elapsed() < LATE);
+        all.keys().cloned().collect()
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -179,6 +179,11 @@ pub fn decide_stale(scanned: &Scanned, now: Timestamp, policy: &Policy) -> Scan 
     })
 }
 
+/// Whether there is anything to decide about a record.
+pub fn has_stale(record: &Record, nodes: &BTreeMap<String, HolderNode>) -> bool {
+    record.entries.iter().any(|entry| is_stale(entry, nodes))
+}
+
 fn is_stale(entry: &Entry, nodes: &BTreeMap<String, HolderNode>) -> bool {
     if matches!(entry.phase, Phase::Fencing | Phase::Released) {
         return true;

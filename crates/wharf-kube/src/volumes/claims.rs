@@ -1,6 +1,6 @@
 //! Claims that want a volume of ours, their classes, and what is made for them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use http::Method;
 use kube::api::ListParams;
@@ -13,20 +13,18 @@ use wharf_core::volume::{
     request::{CSI_DRIVER, FLEX_DRIVER},
 };
 
-use super::{GROUP, Written, persistent::PROVISIONED_BY};
+use super::{Written, persistent::PROVISIONED_BY};
 use crate::{
     cluster::{Cluster, JSON, MERGE},
     error::Result,
     quantity::parse_whole,
-    watch::{Change, Follow, Followed},
 };
 
 /// As a StorageClass names us.
 pub const PROVISIONER: &str = "wharf.dev/volume";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-const CLAIMS: &str = "/api/v1/persistentvolumeclaims";
-const VOLUMES: &str = "/api/v1/persistentvolumes";
-const WATCH: Duration = Duration::from_secs(300);
+pub(super) const CLAIMS: &str = "/api/v1/persistentvolumeclaims";
+pub(super) const VOLUMES: &str = "/api/v1/persistentvolumes";
 
 /// A storage class of ours, with what Kubernetes itself keeps there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,78 +165,6 @@ impl Cluster {
     /// The API server does not answer or refuses.
     pub async fn delete_claim(&self, namespace: &str, name: &str) -> Result<()> {
         self.delete_path(&claim_path(namespace, name)).await
-    }
-
-    /// Tells when claims, volumes or storage clusters change, without saying what.
-    pub fn watch_storage(&self) -> StorageWatch {
-        StorageWatch {
-            claims: Changes::new(self, CLAIMS),
-            volumes: Changes::new(self, VOLUMES),
-            clusters: self.watch_storage_clusters(),
-        }
-    }
-
-    /// Tells when storage clusters change, without saying what.
-    pub fn watch_storage_clusters(&self) -> Changes {
-        Changes::new(self, &format!("{GROUP}/storageclusters"))
-    }
-}
-
-/// The changes of one kind.
-pub struct Changes(Follow<Marked>);
-
-impl Changes {
-    fn new(cluster: &Cluster, path: &str) -> Self {
-        Self(Follow::new(cluster.clone(), path, None, WATCH))
-    }
-
-    /// Returns when something has changed, or may have.
-    ///
-    /// # Errors
-    /// The API server does not answer or refuses; it can be called again.
-    pub async fn next(&mut self) -> Result<()> {
-        let change: Change<Marked> = self.0.next().await?;
-        drop(change);
-        Ok(())
-    }
-}
-
-/// Three watches as one.
-pub struct StorageWatch {
-    claims: Changes,
-    volumes: Changes,
-    clusters: Changes,
-}
-
-impl StorageWatch {
-    /// Returns when something has changed, or may have.
-    ///
-    /// # Errors
-    /// The API server does not answer or refuses; it can be called again.
-    pub async fn next(&mut self) -> Result<()> {
-        tokio::select! {
-            change = self.claims.next() => change,
-            change = self.volumes.next() => change,
-            change = self.clusters.next() => change,
-        }
-    }
-}
-
-/// Nothing of it is kept but its place.
-#[derive(Clone, Deserialize)]
-struct Marked {
-    metadata: Version,
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Version {
-    resource_version: String,
-}
-
-impl Followed for Marked {
-    fn version(&self) -> &str {
-        &self.metadata.resource_version
     }
 }
 

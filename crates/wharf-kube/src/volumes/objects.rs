@@ -13,6 +13,7 @@ use crate::{
     cluster::{Cluster, MERGE},
     error::Result,
     fence::frees_volumes,
+    watch::Followed,
 };
 
 /// Storage that volumes come from.
@@ -173,9 +174,13 @@ struct Named {
 
 #[derive(Deserialize)]
 struct Uid {
-    #[serde(default)]
-    name: String,
     uid: String,
+}
+
+impl Followed for NodeSeen {
+    fn version(&self) -> &str {
+        &self.metadata.resource_version
+    }
 }
 
 impl NodeSeen {
@@ -212,33 +217,41 @@ impl From<PodObject> for PodFacts {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(super) struct NodeSeen {
-    metadata: Uid,
+    metadata: NodeMeta,
     #[serde(default)]
     spec: NodeSpec,
     #[serde(default)]
     status: NodeStatus,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeMeta {
+    name: String,
+    uid: String,
+    resource_version: String,
+}
+
+#[derive(Clone, Deserialize, Default)]
 #[serde(default)]
 struct NodeSpec {
     taints: Vec<Taint>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct Taint {
     key: String,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
 struct NodeStatus {
     node_info: NodeInfo,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 #[serde(default)]
 struct NodeInfo {
     #[serde(rename = "bootID")]

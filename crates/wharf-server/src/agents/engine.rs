@@ -15,57 +15,33 @@ use wharf_core::{
     disruption::Disruption,
     operation::{OperationRecord, OperationState},
 };
-use wharf_store::{StoreError, Stored, Txn, Watch, typed::key_of};
+use wharf_store::{Stored, Txn, Watch, typed::key_of};
 
 use super::{Known, known, operations::journal};
 use crate::{
     access::new_id,
-    app::App,
     clusters::{nodes, operations},
     disruptions::{Claim, Part},
-    engine::{Fenced, FencedError, Member},
-    error::chain,
+    engine::{Fenced, FencedError, Member, OwnedCluster},
 };
 
-/// How long to wait before trying again after the store failed.
-const RETRY: Duration = Duration::from_secs(1);
-
-/// A cluster that this server owns.
-#[derive(Clone)]
-pub struct Owned {
-    pub app: App,
-    pub cluster: String,
-    pub epoch: u64,
-}
-
 /// Carries out the operations of a cluster's nodes until told to stop.
-pub async fn keep(owned: Owned, stop: CancellationToken) {
-    let Owned { app, cluster, epoch } = &owned;
-    let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), *epoch);
-    let mut engine = Engine { owned: owned.clone(), fenced, claims: HashMap::new() };
+pub async fn keep(owned: OwnedCluster, stop: CancellationToken) {
+    let fenced = owned.fenced();
+    let mut engine = Engine { owned, fenced, claims: HashMap::new() };
     loop {
         let ended = tokio::select! {
             () = stop.cancelled() => return,
             Err(error) = engine.follow() => error,
         };
-        match ended {
-            FencedError::Fenced { .. } | FencedError::Gone { .. } => return,
-            // That the past is gone is no trouble: everything is read again.
-            FencedError::Store(StoreError::Compacted { .. }) => continue,
-            FencedError::Store(_) | FencedError::Contended { .. } => {
-                let error = chain(&ended);
-                tracing::warn!(error, cluster, "will look again for operations of nodes");
-            }
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(RETRY) => {}
+        if !engine.owned.goes_on(ended, "operations of nodes", &stop).await {
+            return;
         }
     }
 }
 
 struct Engine {
-    owned: Owned,
+    owned: OwnedCluster,
     fenced: Fenced,
     /// By the node's name, with the operation that holds it.
     claims: HashMap<String, (String, Claim)>,
@@ -74,7 +50,7 @@ struct Engine {
 impl Engine {
     /// Never ends but by an error.
     async fn follow(&mut self) -> Result<std::convert::Infallible, FencedError> {
-        let Owned { app, cluster, epoch } = self.owned.clone();
+        let OwnedCluster { app, cluster, epoch } = self.owned.clone();
         let now = app.store.revision().await?;
         let watch = async |prefix: String| app.store.watch(&prefix, now).await;
         let mut watches = [
@@ -109,7 +85,7 @@ impl Engine {
             id.clone_from(&operation.id);
             return;
         }
-        let Owned { app, cluster, .. } = &self.owned;
+        let OwnedCluster { app, cluster, .. } = &self.owned;
         let known = disruption(operation);
         let claim = app.disruptions.restore(cluster, &operation.machine, known);
         self.claims.insert(operation.node.clone(), (operation.id.clone(), claim));
@@ -149,7 +125,7 @@ impl Engine {
         let old = &stored.value;
         match next {
             Next::Ask => {
-                let Owned { app, cluster, .. } = &self.owned;
+                let OwnedCluster { app, cluster, .. } = &self.owned;
                 match app.disruptions.claim(cluster, &old.machine, disruption(old)) {
                     Ok(claim) => {
                         self.claims.insert(old.node.clone(), (old.id.clone(), claim));
@@ -222,7 +198,7 @@ impl Engine {
 
     /// A drain that somebody asked for on the node itself waits for the guard, too.
     async fn let_in_local(&self, agent: &AgentRecord) -> Result<(), FencedError> {
-        let Owned { app, cluster, .. } = &self.owned;
+        let OwnedCluster { app, cluster, .. } = &self.owned;
         let (Some(kind), now) = (agent.wants, Timestamp::now()) else { return Ok(()) };
         let Some(record) = app.store.read::<ClusterRecord>(cluster).await? else { return Ok(()) };
         let asked_for = nodes::asked_for(&record.value);

@@ -13,57 +13,40 @@ use wharf_core::{
     cluster::{ClusterRecord, ClusterState},
 };
 use wharf_kube::{Cluster, KubeError};
-use wharf_store::{StoreError, Stored, Txn, typed::key_of};
+use wharf_store::{Stored, Txn, typed::key_of};
 
 use super::{NAMESPACE, of_cluster};
 use crate::{
-    app::App,
     clusters,
-    engine::{Fenced, FencedError},
+    engine::{Fenced, FencedError, OwnedCluster},
     error::chain,
 };
 
-/// How long to wait before trying again after the store failed.
-const RETRY: Duration = Duration::from_secs(1);
 /// The same after a cluster refused something.
 const AGAIN: Duration = Duration::from_secs(30);
 /// For the objects of one application.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A cluster that this server owns.
-#[derive(Clone)]
-pub struct Owned {
-    pub app: App,
-    pub cluster: String,
-    pub epoch: u64,
-}
-
 /// Keeps the objects of applications until told to stop.
-pub async fn keep(owned: Owned, stop: CancellationToken) {
-    let Owned { app, cluster, epoch } = &owned;
-    let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), *epoch);
+pub async fn keep(owned: OwnedCluster, stop: CancellationToken) {
+    let fenced = owned.fenced();
     loop {
         let ended = tokio::select! {
             () = stop.cancelled() => return,
             Err(error) = follow(&owned, &fenced) => error,
         };
-        match ended {
-            FencedError::Fenced { .. } | FencedError::Gone { .. } => return,
-            FencedError::Store(StoreError::Compacted { .. }) => continue,
-            FencedError::Store(_) | FencedError::Contended { .. } => {
-                tracing::warn!(error = chain(&ended), cluster, "will look again for applications");
-            }
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(RETRY) => {}
+        if !owned.goes_on(ended, "applications", &stop).await {
+            return;
         }
     }
 }
 
 /// Never ends but by an error.
-async fn follow(owned: &Owned, fenced: &Fenced) -> Result<std::convert::Infallible, FencedError> {
-    let Owned { app, cluster, .. } = owned;
+async fn follow(
+    owned: &OwnedCluster,
+    fenced: &Fenced,
+) -> Result<std::convert::Infallible, FencedError> {
+    let OwnedCluster { app, cluster, .. } = owned;
     let now = app.store.revision().await?;
     let prefix = key_of::<AppRecord>(&AppRecord::key(cluster, ""));
     let mut apps = app.store.watch(&prefix, now).await?;
@@ -81,8 +64,8 @@ async fn follow(owned: &Owned, fenced: &Fenced) -> Result<std::convert::Infallib
 }
 
 /// Whether the cluster holds all that it should.
-async fn look(owned: &Owned, fenced: &Fenced) -> Result<bool, FencedError> {
-    let Owned { app, cluster, .. } = owned;
+async fn look(owned: &OwnedCluster, fenced: &Fenced) -> Result<bool, FencedError> {
+    let OwnedCluster { app, cluster, .. } = owned;
     let apps = of_cluster(&app.store, cluster).await?;
     let mut open: Vec<&Stored<AppRecord>> =
         apps.iter().filter(|one| !one.value.is_settled()).collect();

@@ -17,9 +17,8 @@ use wharf_store::{Change, Decoded, StoreError, Stored, typed::key_of};
 
 use super::{CORDON_OWNER, carry::Carry};
 use crate::{
-    app::App,
     disruptions::{Claim, Part},
-    engine::Fenced,
+    engine::OwnedCluster,
     installer,
 };
 
@@ -28,17 +27,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// A server that takes a thousand clusters over reads what was seen of them in ten seconds.
 const TIDY_SPREAD: Duration = Duration::from_millis(10);
 
-/// A cluster that this server owns.
-#[derive(Clone)]
-pub struct Owned {
-    pub app: App,
-    pub cluster: String,
-    pub epoch: u64,
-}
-
 /// Carries out the drains of a cluster until told to stop. What is under way then goes on when the
 /// next owner begins.
-pub async fn keep(owned: Owned, stop: CancellationToken) {
+pub async fn keep(owned: OwnedCluster, stop: CancellationToken) {
     let mut drains = Drains { owned, live: HashMap::new(), tasks: JoinSet::new() };
     let spread = TIDY_SPREAD.saturating_mul(drains.owned.app.owned.borrow().len() as u32);
     drains.tasks.spawn(tidy(drains.owned.clone(), spread.mul_f64(rand::random())));
@@ -47,20 +38,14 @@ pub async fn keep(owned: Owned, stop: CancellationToken) {
             () = stop.cancelled() => return,
             Err(error) = drains.follow() => error,
         };
-        // That the past is gone is no trouble: everything is read again.
-        if !matches!(ended, StoreError::Compacted { .. }) {
-            let cluster = &drains.owned.cluster;
-            tracing::warn!(error = ?ended, cluster, "will look again for drains");
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(RETRY) => {}
-            }
+        if !drains.owned.goes_on(ended, "drains", &stop).await {
+            return;
         }
     }
 }
 
 struct Drains {
-    owned: Owned,
+    owned: OwnedCluster,
     /// The last drain that was begun for each node. It stays when that is over: news of it may
     /// come late.
     live: HashMap<String, Live>,
@@ -76,7 +61,7 @@ struct Live {
 impl Drains {
     /// Never ends but by an error.
     async fn follow(&mut self) -> Result<std::convert::Infallible, StoreError> {
-        let Owned { app, cluster, epoch } = self.owned.clone();
+        let OwnedCluster { app, cluster, epoch } = self.owned.clone();
         let prefix = DrainRecord::key(&cluster, "");
         let (records, revision) = app.store.read_all::<DrainRecord>(&prefix).await?;
         let mut watch = app.store.watch(&key_of::<DrainRecord>(&prefix), revision).await?;
@@ -129,9 +114,8 @@ impl Drains {
             cancel.cancel();
         }
         let claim = (record.is_running() && record.admitted).then(|| self.restore(&record));
-        let Owned { app, cluster, epoch } = &self.owned;
-        let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), *epoch);
-        let carry = Arc::new(Carry::new(app.clone(), fenced, record, cancel.clone()));
+        let (app, fenced) = (self.owned.app.clone(), self.owned.fenced());
+        let carry = Arc::new(Carry::new(app, fenced, record, cancel.clone()));
         let task = self.tasks.spawn(async move {
             // A task of its own: a panic in it ends the drain, and that is written down.
             let work = tokio::spawn(carry.clone().carry_out(claim));
@@ -164,9 +148,9 @@ impl Drains {
 /// over, of a removal whose update is over. They come to light by what was last seen of the
 /// cluster. A node that no record of ours knows is left alone: a cluster may be in the care of more
 /// than one installation of Wharf, and all of them leave the same mark.
-async fn tidy(owned: Owned, delay: Duration) {
+async fn tidy(owned: OwnedCluster, delay: Duration) {
     tokio::time::sleep(delay).await;
-    let Owned { app, cluster, .. } = &owned;
+    let OwnedCluster { app, cluster, .. } = &owned;
     let (record, health) = loop {
         let record = app.store.read::<ClusterRecord>(cluster).await;
         match (record, app.store.read::<HealthRecord>(cluster).await) {
@@ -187,10 +171,10 @@ async fn tidy(owned: Owned, delay: Duration) {
 }
 
 async fn give_back(
-    owned: &Owned,
+    owned: &OwnedCluster,
     node: &str,
     owner: &str,
-    is_kept: impl AsyncFn(&Owned, &str) -> Result<bool, StoreError>,
+    is_kept: impl AsyncFn(&OwnedCluster, &str) -> Result<bool, StoreError>,
 ) {
     let mut pause = super::carry::FIRST_PAUSE;
     loop {
@@ -213,13 +197,13 @@ async fn give_back(
 }
 
 /// Whether the cordon of a drain is not ours to take back, or a drain's own affair.
-async fn is_kept(owned: &Owned, node: &str) -> Result<bool, StoreError> {
+async fn is_kept(owned: &OwnedCluster, node: &str) -> Result<bool, StoreError> {
     let key = DrainRecord::key(&owned.cluster, node);
     let record = owned.app.store.read::<DrainRecord>(&key).await?;
     Ok(record.is_none_or(|record| record.value.is_running() || record.value.cordon_left))
 }
 
-async fn is_being_updated(owned: &Owned, _: &str) -> Result<bool, StoreError> {
+async fn is_being_updated(owned: &OwnedCluster, _: &str) -> Result<bool, StoreError> {
     let record = owned.app.store.read::<ClusterRecord>(&owned.cluster).await?;
     Ok(record.is_some_and(|record| record.value.state == ClusterState::Updating))
 }

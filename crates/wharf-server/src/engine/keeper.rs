@@ -22,7 +22,7 @@ use wharf_core::{
 };
 use wharf_store::{Revision, Store, StoreError, Stored, Txn, typed::key_of};
 
-use super::{Fenced, FencedError, Journal};
+use super::{Fenced, FencedError, Journal, OwnedCluster};
 use crate::{
     agents,
     app::App,
@@ -53,31 +53,16 @@ pub async fn run(app: App, stop: CancellationToken) {
             keepers.entry(cluster.clone()).or_insert_with(|| {
                 let token = stop.child_token();
                 app.disruptions.own(&cluster, epoch);
-                let owned = drains::Owned { app: app.clone(), cluster: cluster.clone(), epoch };
-                let end = token.clone();
+                let owned = OwnedCluster { app: app.clone(), cluster, epoch };
+                let stop = token.clone();
                 tasks.spawn(async move {
-                    let begin = || drains::keep(owned.clone(), end.clone());
-                    begin_again(&owned.cluster, &end, begin).await;
-                });
-                let owned = agents::Owned { app: app.clone(), cluster: cluster.clone(), epoch };
-                let end = token.clone();
-                tasks.spawn(async move {
-                    let begin = || agents::keep(owned.clone(), end.clone());
-                    begin_again(&owned.cluster, &end, begin).await;
-                });
-                let owned = apps::Owned { app: app.clone(), cluster: cluster.clone(), epoch };
-                let end = token.clone();
-                tasks.spawn(async move {
-                    let begin = || apps::keep(owned.clone(), end.clone());
-                    begin_again(&owned.cluster, &end, begin).await;
-                });
-                let (app, stop) = (app.clone(), token.clone());
-                tasks.spawn(async move {
-                    let keep = || keep(app.clone(), cluster.clone(), epoch, stop.clone());
-                    let repair = || repair::run(app.clone(), cluster.clone(), epoch, stop.clone());
+                    let OwnedCluster { cluster, .. } = &owned;
                     tokio::join!(
-                        begin_again(&cluster, &stop, keep),
-                        begin_again(&cluster, &stop, repair),
+                        begin_again(cluster, &stop, || drains::keep(owned.clone(), stop.clone())),
+                        begin_again(cluster, &stop, || agents::keep(owned.clone(), stop.clone())),
+                        begin_again(cluster, &stop, || apps::keep(owned.clone(), stop.clone())),
+                        begin_again(cluster, &stop, || repair::keep(owned.clone(), stop.clone())),
+                        begin_again(cluster, &stop, || keep(owned.clone(), stop.clone())),
                     );
                 });
                 (epoch, token)
@@ -116,8 +101,9 @@ where
 }
 
 /// Returns once there is nothing left to do for the cluster under this epoch.
-async fn keep(app: App, cluster: String, epoch: u64, stop: CancellationToken) {
-    let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), epoch);
+async fn keep(owned: OwnedCluster, stop: CancellationToken) {
+    let fenced = owned.fenced();
+    let OwnedCluster { app, cluster, .. } = owned.clone();
     let keeper = Keeper { app, cluster, fenced };
     let mut first = true;
     while !stop.is_cancelled() {
@@ -129,10 +115,10 @@ async fn keep(app: App, cluster: String, epoch: u64, stop: CancellationToken) {
         match turn {
             Ok(true) => {}
             Ok(false) => break,
-            Err(FencedError::Fenced { .. } | FencedError::Gone { .. }) => break,
             Err(error) => {
-                tracing::warn!(?error, cluster = keeper.cluster, "will look again");
-                tokio::time::sleep(RETRY).await;
+                if !owned.goes_on(error, "work on it", &stop).await {
+                    break;
+                }
             }
         }
     }

@@ -22,11 +22,9 @@ use super::{
 use crate::{
     app::App,
     disruptions::Part,
-    engine::{Fenced, FencedError},
+    engine::{Fenced, FencedError, OwnedCluster},
 };
 
-/// How long to wait before trying again after the store failed.
-const RETRY: Duration = Duration::from_secs(1);
 /// Clusters whose nodes are looked at only for what a crash may have left there: so many at once,
 /// since a server may take over a thousand.
 static TIDIERS: Semaphore = Semaphore::const_new(8);
@@ -51,8 +49,9 @@ pub(super) struct Engine {
 }
 
 /// Works on the queue of a cluster until told to stop.
-pub async fn run(app: App, cluster: String, epoch: u64, stop: CancellationToken) {
-    let fenced = Fenced::new(app.store.clone(), app.me.clone(), cluster.clone(), epoch);
+pub async fn keep(owned: OwnedCluster, stop: CancellationToken) {
+    let fenced = owned.fenced();
+    let OwnedCluster { app, cluster, epoch } = owned.clone();
     let place = app.repairs.open(&cluster);
     let engine = Engine { app, cluster, fenced, epoch, place };
     let mut memory = Memory::default();
@@ -69,12 +68,9 @@ pub async fn run(app: App, cluster: String, epoch: u64, stop: CancellationToken)
                     _ = changed => {}
                 }
             }
-            Err(FencedError::Fenced { .. } | FencedError::Gone { .. }) => return,
             Err(error) => {
-                tracing::warn!(?error, engine.cluster, "the repair queue is looked at again");
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(RETRY) => {}
+                if !owned.goes_on(error, "repairs", &stop).await {
+                    return;
                 }
             }
         }

@@ -6,7 +6,8 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 use wharf_core::volume::{
     attach::Step,
-    garbage::{Scan, Scanned, decide_stale},
+    fence::HolderNode,
+    garbage::{Scan, Scanned, decide_stale, has_stale},
     record::{Entry, EntryKey, Generation, Record},
 };
 use wharf_kube::{
@@ -36,18 +37,36 @@ pub async fn sweep(
     sweeps: &mut Sweeps,
 ) -> Result<(), VolumeError> {
     let records = api.attachments().await?;
-    sweeps.0.retain(|name, _| records.iter().any(|(known, _)| known == name));
-    if records.is_empty() {
+    let entries = records.iter().flat_map(|(_, record)| &record.entries);
+    let nodes = holders(volumes, api, entries).await?;
+    let stale: BTreeMap<String, Record> =
+        records.into_iter().filter(|(_, record)| has_stale(record, &nodes)).collect();
+    sweeps.0.retain(|name, _| stale.contains_key(name));
+    if stale.is_empty() {
         return Ok(());
     }
     let clusters = api.storage_clusters().await?;
     let mut done = Ok(());
-    for (volume, record) in records {
+    for (volume, record) in stale {
         let sweep = sweeps.0.entry(volume.clone()).or_default();
         let one = One { volumes, api, clusters: &clusters, volume: &volume };
         done = done.and(one.sweep(record, sweep).await);
     }
     done
+}
+
+/// The nodes that entries name, each asked for once.
+async fn holders<'a>(
+    volumes: &Volumes,
+    api: &Cluster,
+    entries: impl IntoIterator<Item = &'a Entry>,
+) -> Result<BTreeMap<String, HolderNode>, VolumeError> {
+    let names: BTreeSet<&String> = entries.into_iter().map(|entry| &entry.node).collect();
+    let mut nodes = BTreeMap::new();
+    for name in names {
+        nodes.extend([volumes.holder(api, name).await?]);
+    }
+    Ok(nodes)
 }
 
 struct One<'a> {
@@ -100,11 +119,7 @@ impl One<'_> {
         cluster: &StorageCluster,
         sweep: &Sweep,
     ) -> Result<Scanned, VolumeError> {
-        let holders: BTreeSet<&String> = record.entries.iter().map(|entry| &entry.node).collect();
-        let mut nodes = BTreeMap::new();
-        for node in holders {
-            nodes.extend([self.volumes.holder(self.api, node).await?]);
-        }
+        let nodes = holders(self.volumes, self.api, &record.entries).await?;
         Ok(Scanned {
             volume: self.volume.to_owned(),
             backend: cluster.backend,
