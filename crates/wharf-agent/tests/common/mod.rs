@@ -103,6 +103,15 @@ pub struct Agent {
 impl Agent {
     /// Starts it and waits until it tells of its health. It keeps no network.
     pub fn start(namespace: Option<&Namespace>, more: &str) -> Self {
+        Self::start_trusting(namespace, more, None)
+    }
+
+    /// The same with a file of certificates instead of those of the machine.
+    pub fn start_trusting(
+        namespace: Option<&Namespace>,
+        more: &str,
+        authorities: Option<&Path>,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("agent.toml");
         let text = format!(
@@ -112,6 +121,7 @@ impl Agent {
         fs::write(&config, text).unwrap();
         let program = example("node_agent").unwrap();
         let name = namespace.map(|namespace| namespace.name.clone());
+        let authorities = authorities.map(Path::to_owned);
         let command = Box::new(move || {
             let mut command = match &name {
                 // `ip` replaces itself by the program: signals go to the agent.
@@ -122,7 +132,7 @@ impl Agent {
                 }
                 None => Command::new(&program),
             };
-            command.arg(&config);
+            command.arg(&config).envs(authorities.iter().map(|file| ("SSL_CERT_FILE", file)));
             command
         });
         let process = Process::spawn(command()).unwrap();

@@ -10,6 +10,10 @@ use std::{
     time::Duration,
 };
 
+use rustls::{
+    ServerConfig, ServerConnection, StreamOwned, crypto::aws_lc_rs::default_provider,
+    pki_types::PrivateKeyDer,
+};
 use serde_json::json;
 use tempfile::TempDir;
 use wharf_testbed::{process::free_port, wait_for};
@@ -49,8 +53,13 @@ impl Container {
 
     /// An agent that hands its words on.
     fn agent(&self, sinks: &str) -> Agent {
+        self.agent_trusting(sinks, None)
+    }
+
+    fn agent_trusting(&self, sinks: &str, authorities: Option<&Path>) -> Agent {
         let pods = self.dir.path().display();
-        let agent = Agent::start(None, &format!("[logs]\npods_dir = '{pods}'\n{sinks}"));
+        let more = format!("[logs]\npods_dir = '{pods}'\n{sinks}");
+        let agent = Agent::start_trusting(None, &more, authorities);
         let file = format!("zedagent/AppInstanceConfig/{APP}.json");
         agent.publish(&file, &json!({ "DisplayName": "web" }));
         agent
@@ -86,13 +95,23 @@ struct Receiver {
 
 impl Receiver {
     fn listen(port: u16) -> Self {
+        Self::listen_by(port, |stream| stream)
+    }
+
+    fn listen_by<S: Read + Write>(
+        port: u16,
+        speak: impl Fn(TcpStream) -> S + Clone + Send + 'static,
+    ) -> Self {
         let receiver = Self { mood: Arc::new(Mutex::new(Mood::Hangs)), taken: Arc::default() };
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         let server = receiver.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let server = server.clone();
-                std::thread::spawn(move || while server.serve(&stream).is_some() {});
+                let (server, speak) = (server.clone(), speak.clone());
+                std::thread::spawn(move || {
+                    let mut stream = speak(stream);
+                    while server.serve(&mut stream).is_some() {}
+                });
             }
         });
         receiver
@@ -107,8 +126,8 @@ impl Receiver {
     }
 
     /// `None` ends the connection.
-    fn serve(&self, mut stream: &TcpStream) -> Option<()> {
-        let mut reader = BufReader::new(stream);
+    fn serve(&self, stream: &mut (impl Read + Write)) -> Option<()> {
+        let mut reader = BufReader::new(&mut *stream);
         let mut length = 0;
         let mut head = String::new();
         while reader.read_line(&mut head).ok()? > 2 {
@@ -201,6 +220,43 @@ fn a_web_server_that_does_not_take_lines_is_a_fault_loses_none_and_delays_no_oth
     let before: Vec<&str> = taken.lines().skip(40).take(5).collect();
     assert_eq!(again[again.len() - 5..], before);
     container.wait_until_all_are_in(&file);
+}
+
+#[test]
+fn an_encrypted_web_server_gets_lines_only_if_its_authority_is_trusted() {
+    let mut container = Container::new();
+    let of_address = || rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let (known, other) = (of_address(), of_address());
+    let authorities = container.dir.path().join("authorities.pem");
+    fs::write(&authorities, other.cert.pem()).unwrap();
+    let key = PrivateKeyDer::try_from(known.signing_key.serialize_der()).unwrap();
+    let config = ServerConfig::builder_with_provider(default_provider().into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![known.cert.der().clone()], key);
+    let config = Arc::new(config.unwrap());
+    let port = free_port().unwrap();
+    let receiver = Receiver::listen_by(port, move |stream| {
+        StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), stream)
+    });
+    receiver.is(Mood::Takes);
+    let url = format!("https://127.0.0.1:{port}/in?of=node");
+    let agent = container.agent_trusting(&format!("url = '{url}'"), Some(&authorities));
+    container.say(10);
+    let mut last = None;
+    let came = wait_for("the fault", DEADLINE, || {
+        last = agent.fault(&url);
+        Ok(last.as_ref().is_some_and(|fault| fault.contains("certificate")).then_some(()))
+    });
+    assert!(came.is_ok(), "{last:?}");
+    assert_eq!(receiver.taken(), "");
+    fs::write(&authorities, known.cert.pem()).unwrap();
+    wait_for("all lines", DEADLINE, || {
+        Ok(disorder(&numbers(&receiver.taken()), 10).is_none().then_some(()))
+    })
+    .unwrap();
+    wait_for("no fault", DEADLINE, || Ok(agent.works("logs").then_some(()))).unwrap();
 }
 
 /// A small file system; gone with the value.

@@ -14,6 +14,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use futures_util::{Stream, StreamExt, stream};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use wharf_core::install::network::BALANCER;
 use wharf_testbed::Host;
@@ -38,6 +39,8 @@ const API_PORT: u16 = 6443;
 const CALL: &str = "/api/v1/namespaces/default";
 /// Handshakes and calls at once; more would only wait for the processor.
 const AT_ONCE: usize = 32;
+/// For one connection or one answer.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// How long all connections are left alone before each is asked for a sign of life.
 const SILENCE: Duration = Duration::from_secs(15);
 /// Where the client and its files lie on the node.
@@ -199,10 +202,14 @@ pub fn work_hold(args: &Hold) -> Result<()> {
         let call = &request("GET", CALL, None, "");
         let opened = stream::iter(0..args.connections)
             .map(async |_| {
-                let mut connection = Connection::open_at(BALANCER.into(), Some(&tls)).await?;
-                // The API server soon closes a connection that has never asked for anything.
-                connection.send(call).await?.expect(200)?;
-                Ok(connection)
+                let open = async {
+                    let mut connection = Connection::open_at(BALANCER.into(), Some(&tls)).await?;
+                    // The API server soon closes a connection that has never asked for anything.
+                    connection.send(call).await?.expect(200)?;
+                    Ok(connection)
+                };
+                // Those that are too many for the balancer's machine wait until others end.
+                timeout(PATIENCE, open).await.context("a connection was not taken")?
             })
             .buffer_unordered(AT_ONCE);
         let connections = successes(opened).await;
@@ -211,7 +218,8 @@ pub fn work_hold(args: &Hold) -> Result<()> {
         let agent_mebibytes = resident_mebibytes(args.agent)?;
         let asked = stream::iter(connections)
             .map(|mut connection| async move {
-                connection.send(call).await?.expect(200)?;
+                let answer = timeout(PATIENCE, connection.send(call)).await;
+                answer.context("a connection does not answer")??.expect(200)?;
                 // Given back, so that all are open until the last has answered.
                 Ok(connection)
             })

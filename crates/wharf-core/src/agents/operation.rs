@@ -68,6 +68,18 @@ impl NodeOperation {
     }
 }
 
+/// So often it is asked whether a machine is in service again.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Whether the machine of an operation is in service again, by its cluster and not by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Returned {
+    NotAsked,
+    Yes,
+    /// The sentence says what is missing.
+    NotYet(String),
+}
+
 /// What is to be done about an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
@@ -77,29 +89,42 @@ pub enum Next {
     Wait(String),
     /// Look again after this time although nothing has changed.
     WaitFor(Duration, String),
+    /// The same for an operation that is over.
+    LookAgain(Duration),
     /// `away`: the machine stays out of service.
     End {
         state: OperationState,
         reason: Option<String>,
         away: bool,
     },
+    /// Find out whether the machine is in service again, and decide anew.
+    LookForReturn,
     /// The machine that was shut down is back.
     Back,
     Nothing,
 }
 
 /// Decides what becomes of an operation. `linked`: its agent speaks with a server now.
+///
+/// That an agent speaks again is not enough: the machine counts as out of service until its cluster
+/// has it back, or the next controlplane would go while etcd still lacks this one.
 pub fn decide_operation(
     operation: &NodeOperation,
     agent: &AgentRecord,
     linked: bool,
+    returned: &Returned,
     now: Timestamp,
 ) -> Next {
     let job = agent.jobs.iter().find(|job| job.id == operation.id);
     let phase = job.map(|job| job.phase);
     if !operation.is_running() {
-        let back = operation.away && linked && phase != Some(JobPhase::Leaving);
-        return if back { Next::Back } else { Next::Nothing };
+        let is_up = operation.away && linked && phase != Some(JobPhase::Leaving);
+        return match returned {
+            Returned::Yes if is_up => Next::Back,
+            Returned::NotAsked if is_up => Next::LookForReturn,
+            Returned::NotYet(_) if is_up => Next::LookAgain(LOOK_EVERY),
+            Returned::Yes | Returned::NotAsked | Returned::NotYet(_) => Next::Nothing,
+        };
     }
     if operation.canceled_at.is_some() && !operation.admitted {
         return end(OperationState::Canceled, None);
@@ -108,10 +133,10 @@ pub fn decide_operation(
         return Next::Ask;
     }
     if operation.local {
-        return local(agent, linked);
+        return local(operation, agent, linked, returned);
     }
     match phase {
-        Some(JobPhase::Done) => end(OperationState::Succeeded, None),
+        Some(JobPhase::Done) => once_returned(operation, returned),
         Some(JobPhase::Failed) => end(OperationState::Failed, job.map(|job| job.reason.clone())),
         Some(JobPhase::Canceled) => end(OperationState::Canceled, None),
         Some(JobPhase::Leaving) if !linked && operation.kind == disruption::Kind::Shutdown => {
@@ -124,14 +149,32 @@ pub fn decide_operation(
 }
 
 /// Whoever asked on the node does the rest there.
-fn local(agent: &AgentRecord, linked: bool) -> Next {
+fn local(
+    operation: &NodeOperation,
+    agent: &AgentRecord,
+    linked: bool,
+    returned: &Returned,
+) -> Next {
     if linked && agent.reported && agent.wants.is_none() {
-        return end(OperationState::Succeeded, None);
+        return once_returned(operation, returned);
     }
     Next::Wait(match &agent.drain {
         Some(_) => drain_sentence(agent),
         None => "the node is being drained".to_owned(),
     })
+}
+
+/// It was done; it is over when the machine is in service again, or when nobody wants to wait for that.
+fn once_returned(operation: &NodeOperation, returned: &Returned) -> Next {
+    match returned {
+        Returned::NotAsked => Next::LookForReturn,
+        Returned::Yes => end(OperationState::Succeeded, None),
+        Returned::NotYet(why) if operation.canceled_at.is_some() => {
+            let reason = format!("it was done, but {why}; nobody waits for that any more");
+            end(OperationState::Failed, Some(reason))
+        }
+        Returned::NotYet(why) => Next::WaitFor(LOOK_EVERY, format!("it was done, but {why}")),
+    }
 }
 
 /// The agent does not speak of it.
@@ -239,7 +282,7 @@ mod tests {
             (Reboot, Some(JobPhase::Commanding), true, waits("why")),
             (Reboot, Some(JobPhase::Leaving), true, waits("why")),
             (Reboot, Some(JobPhase::Leaving), false, waits("the node is down, or on its way back")),
-            (Reboot, Some(JobPhase::Done), true, end(OperationState::Succeeded, None)),
+            (Reboot, Some(JobPhase::Done), true, Next::LookForReturn),
             (Shutdown, Some(JobPhase::Leaving), true, waits("why")),
             (
                 Shutdown,
@@ -260,7 +303,8 @@ mod tests {
             (Reboot, Some(JobPhase::Canceled), true, end(OperationState::Canceled, None)),
         ];
         for (kind, phase, linked, expected) in rows {
-            let next = decide_operation(&operation(kind), &agent(phase), linked, at(1));
+            let (operation, agent) = (operation(kind), agent(phase));
+            let next = decide_operation(&operation, &agent, linked, &Returned::NotAsked, at(1));
             assert_eq!(next, expected, "{kind:?} {phase:?} {linked}");
         }
     }
@@ -270,7 +314,7 @@ mod tests {
         let mut canceled = operation(disruption::Kind::Reboot);
         canceled.canceled_at = Some(at(5));
         let next = |operation: &NodeOperation, phase, linked, now| {
-            decide_operation(operation, &agent(phase), linked, at(now))
+            decide_operation(operation, &agent(phase), linked, &Returned::NotAsked, at(now))
         };
         let over = end(OperationState::Canceled, None);
         assert!(matches!(next(&canceled, None, true, 6), Next::WaitFor(..)));
@@ -288,13 +332,36 @@ mod tests {
         let mut down = operation(disruption::Kind::Shutdown);
         (down.state, down.away) = (OperationState::Succeeded, true);
         assert!(down.is_out());
-        let next = |phase, linked| decide_operation(&down, &agent(phase), linked, at(1));
-        assert_eq!(next(Some(JobPhase::Leaving), false), Next::Nothing);
-        assert_eq!(next(Some(JobPhase::Leaving), true), Next::Nothing, "it has not gone yet");
-        assert_eq!(next(Some(JobPhase::Done), true), Next::Back);
+        let next = |phase, linked, returned: &Returned| {
+            decide_operation(&down, &agent(phase), linked, returned, at(1))
+        };
+        let unasked = Returned::NotAsked;
+        assert_eq!(next(Some(JobPhase::Leaving), false, &unasked), Next::Nothing);
+        assert_eq!(next(Some(JobPhase::Leaving), true, &unasked), Next::Nothing, "not gone yet");
+        assert_eq!(next(Some(JobPhase::Done), true, &unasked), Next::LookForReturn);
+        let not_yet = Returned::NotYet("it is not Ready".to_owned());
+        assert_eq!(next(Some(JobPhase::Done), true, &not_yet), Next::LookAgain(LOOK_EVERY));
+        assert_eq!(next(Some(JobPhase::Done), true, &Returned::Yes), Next::Back);
         down.away = false;
         assert!(!down.is_out());
-        assert_eq!(decide_operation(&down, &agent(None), true, at(1)), Next::Nothing);
+        let yes = Returned::Yes;
+        assert_eq!(decide_operation(&down, &agent(None), true, &yes, at(1)), Next::Nothing);
+    }
+
+    #[test]
+    fn a_machine_that_speaks_again_is_out_until_its_cluster_has_it_back() {
+        let mut done = operation(disruption::Kind::Update);
+        let next = |operation: &NodeOperation, returned: &Returned| {
+            decide_operation(operation, &agent(Some(JobPhase::Done)), true, returned, at(1))
+        };
+        let not_yet = Returned::NotYet("the node is not Ready".to_owned());
+        let sentence = "it was done, but the node is not Ready".to_owned();
+        assert_eq!(next(&done, &not_yet), Next::WaitFor(LOOK_EVERY, sentence));
+        assert_eq!(next(&done, &Returned::Yes), end(OperationState::Succeeded, None));
+        done.canceled_at = Some(at(0));
+        let Next::End { state, reason, away } = next(&done, &not_yet) else { panic!("it goes on") };
+        assert_eq!((state, away), (OperationState::Failed, false));
+        assert!(reason.unwrap().contains("the node is not Ready"));
     }
 
     #[test]
@@ -305,10 +372,14 @@ mod tests {
         wanting.drain =
             Some(DrainSaid { status: 5, reason: "r".to_owned(), blocking: vec!["b".to_owned()] });
         let text = "the drain is at CORDONED; r; b".to_owned();
-        assert_eq!(decide_operation(&local, &wanting, true, at(1)), Next::Wait(text));
+        let next = |agent: &AgentRecord, linked, returned: &Returned| {
+            decide_operation(&local, agent, linked, returned, at(1))
+        };
+        assert_eq!(next(&wanting, true, &Returned::Yes), Next::Wait(text));
         wanting.wants = None;
-        assert!(matches!(decide_operation(&local, &wanting, false, at(1)), Next::Wait(_)));
+        assert!(matches!(next(&wanting, false, &Returned::Yes), Next::Wait(_)));
+        assert_eq!(next(&wanting, true, &Returned::NotAsked), Next::LookForReturn);
         let over = end(OperationState::Succeeded, None);
-        assert_eq!(decide_operation(&local, &wanting, true, at(1)), over);
+        assert_eq!(next(&wanting, true, &Returned::Yes), over);
     }
 }

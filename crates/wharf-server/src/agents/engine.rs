@@ -5,12 +5,15 @@
 //! A crash anywhere is a new look at the records. Whatever was let in counts as out of service
 //! before anybody new is let in.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use wharf_core::{
-    agents::{AgentRecord, Next, NodeOperation, decide_operation},
+    agents::{AgentRecord, Next, NodeOperation, Returned, decide_operation},
     cluster::ClusterRecord,
     disruption::Disruption,
     operation::{OperationRecord, OperationState},
@@ -20,10 +23,14 @@ use wharf_store::{Stored, Txn, Watch, typed::key_of};
 use super::{Known, known, operations::journal};
 use crate::{
     access::new_id,
-    clusters::{nodes, operations},
+    clusters::{self, nodes, operations},
     disruptions::{Claim, Part},
     engine::{Fenced, FencedError, Member, OwnedCluster},
+    error::chain,
 };
+
+/// For one look at a cluster; the operations of its other nodes wait for it.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// Carries out the operations of a cluster's nodes until told to stop.
 pub async fn keep(owned: OwnedCluster, stop: CancellationToken) {
@@ -102,8 +109,14 @@ impl Engine {
             let agent = all.agents.iter().find(|agent| agent.node == operation.value.node);
             let agent = agent.unwrap_or(&silent);
             let linked = agent.is_linked(&all.members);
-            let next = decide_operation(&operation.value, agent, linked, Timestamp::now());
-            if let Next::WaitFor(time, _) = &next {
+            let decide = |returned: &Returned| {
+                decide_operation(&operation.value, agent, linked, returned, Timestamp::now())
+            };
+            let mut next = decide(&Returned::NotAsked);
+            if next == Next::LookForReturn {
+                next = decide(&self.returned(&operation.value, agent).await);
+            }
+            if let Next::WaitFor(time, _) | Next::LookAgain(time) = &next {
                 wake = Some(wake.map_or(*time, |known| known.min(*time)));
             }
             self.act(operation, next).await?;
@@ -151,7 +164,37 @@ impl Engine {
                 self.release(old);
                 Ok(())
             }
-            Next::Nothing => Ok(()),
+            Next::LookForReturn | Next::LookAgain(_) | Next::Nothing => Ok(()),
+        }
+    }
+
+    /// Asks the cluster whether it has the machine back: its kubelet works since the boot that the
+    /// agent speaks of, and of a controlplane or etcd machine that etcd is whole again.
+    async fn returned(&self, operation: &NodeOperation, agent: &AgentRecord) -> Returned {
+        let OwnedCluster { app, cluster, .. } = &self.owned;
+        let looked = async {
+            let record = app.store.read::<ClusterRecord>(cluster).await.map_err(|it| chain(&it))?;
+            let Some(record) = record else { return Err("it is gone".to_owned()) };
+            let api = clusters::connect(app, &record.value).await?;
+            let node = api.look_at_node(&operation.node).await.map_err(|it| chain(&it))?;
+            let ill = if operation.critical { ill_etcd(&api.etcd_health().await) } else { None };
+            Ok((node, ill))
+        };
+        let not_yet = |sentence: &str| Returned::NotYet(sentence.to_owned());
+        match tokio::time::timeout(LOOK, looked).await {
+            Err(_) => not_yet("the cluster does not answer"),
+            Ok(Err(reason)) => Returned::NotYet(format!("the cluster does not answer: {reason}")),
+            Ok(Ok((None, _))) => not_yet("the cluster has no such node"),
+            Ok(Ok((Some(node), _))) if node.boot_id != agent.boot_id => {
+                not_yet("its kubelet has not come back")
+            }
+            Ok(Ok((Some(node), _))) if node.facts.unready_since.is_some() => {
+                not_yet("the node is not Ready")
+            }
+            Ok(Ok((Some(_), Some(ill)))) => {
+                Returned::NotYet(format!("etcd is not in order at {ill}"))
+            }
+            Ok(Ok((Some(_), None))) => Returned::Yes,
         }
     }
 
@@ -232,6 +275,13 @@ impl Engine {
         };
         self.fenced.try_commit(&txn).await.map(drop)
     }
+}
+
+/// Which API servers do not find their etcd in order.
+fn ill_etcd(health: &BTreeMap<String, bool>) -> Option<String> {
+    let ill: Vec<&str> =
+        health.iter().filter(|(_, good)| !**good).map(|(host, _)| host.as_str()).collect();
+    (!ill.is_empty()).then(|| ill.join(", "))
 }
 
 fn disruption(operation: &NodeOperation) -> Disruption {

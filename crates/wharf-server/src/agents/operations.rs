@@ -211,7 +211,7 @@ pub async fn cancel(
     let key = NodeOperation::key(cluster, node);
     for _ in 0..TRIES {
         let old = match app.store.read::<NodeOperation>(&key).await? {
-            Some(old) if old.value.is_running() && !old.value.local => old,
+            Some(old) if old.value.is_running() => old,
             Some(_) | None => {
                 let text = format!("no operation of node {node} is under way");
                 let error = ApiError::new(ErrorCode::Conflict, text);
@@ -220,6 +220,11 @@ pub async fn cancel(
         };
         if old.value.canceled_at.is_some() {
             return Ok(old);
+        }
+        if old.value.local && is_wanted(app, cluster, node).await? {
+            let text = format!("the {} was asked for on node {node} itself", old.value.kind.name());
+            let error = ApiError::new(ErrorCode::Conflict, text);
+            return Err(error.hint("cancel it there"));
         }
         let now = Timestamp::now();
         let value = NodeOperation { canceled_at: Some(now), ..old.value.clone() };
@@ -232,6 +237,12 @@ pub async fn cancel(
         }
     }
     Err(ApiError::conflict())
+}
+
+/// Whether the node still wants to be drained for something.
+async fn is_wanted(app: &AppState, cluster: &str, node: &str) -> ApiResult<bool> {
+    let agent = app.store.read::<AgentRecord>(&AgentRecord::key(cluster, node)).await?;
+    Ok(agent.is_some_and(|agent| agent.value.wants.is_some()))
 }
 
 /// The last operation of a node, which need not be there any more.

@@ -62,6 +62,12 @@ impl Supply {
         self.helpers.iter().map(|(name, program)| (*name, &program.file))
     }
 
+    /// The programs without which nodes have no volumes, and which are not there.
+    pub fn missing_helpers(&self) -> Vec<&'static str> {
+        let is_there = |name: &str| self.helpers().any(|(there, _)| there == name);
+        agent::HELPERS.into_iter().filter(|name| !is_there(name)).collect()
+    }
+
     /// Where the server has a file that hosts need.
     pub fn path_of(&self, file: &Bundled) -> Outcome<PathBuf> {
         if file.path == WHARF {

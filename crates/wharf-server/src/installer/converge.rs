@@ -70,6 +70,11 @@ pub async fn converge(job: &Job) -> Outcome<Done> {
     let record = job.record().await?;
     let vault = job.vault().await?;
     let world = World::open(&job.app, record.spec.clone(), vault)?;
+    let missing = world.supply.missing_helpers();
+    if !missing.is_empty() {
+        let missing = missing.join(" and ");
+        journal.log(format!("nodes get no volumes: no {missing} beside the agent's program"));
+    }
     let nodes = record.nodes.clone();
     let (hosts, facts) = (BTreeMap::new(), BTreeMap::new());
     let mut walk = Walk { job, world, record, nodes, hosts, facts };

@@ -1,7 +1,9 @@
 //! What the agents of a real cluster do for the server: links, applications, operations on nodes.
 
+use std::{fs, os::unix::fs::PermissionsExt};
+
 use serde_json::{Value, json};
-use wharf_testbed::wait_for;
+use wharf_testbed::{Power, wait_for};
 
 use crate::{
     bed::{Bed, DEADLINE},
@@ -17,7 +19,10 @@ const FOLDER: &str = "/var/lib/wharf-test-volume";
 /// The cluster has three or more nodes, all linked. `node` is a worker.
 pub fn serve(bed: &Bed, cluster: &str, node: &str) {
     applications(bed, cluster, node);
+    the_reporter_changes(bed, cluster);
     reboot(bed, cluster, node);
+    shut_down(bed, cluster, node);
+    update(bed, cluster, node);
 }
 
 /// An application is applied, told to every node, traced through everything that agents publish, and
@@ -179,6 +184,44 @@ fn traced(bed: &Bed, cluster: &str, node: &str) {
     }
 }
 
+/// The node that reports for all loses its way to the server, for longer than a moment: another one
+/// reports, and the first has nothing to say any more.
+fn the_reporter_changes(bed: &Bed, cluster: &str) {
+    let holder = || {
+        let lease = ["get", "lease", "eve-kube-stats-leader", "-n", "eve-kube-app"];
+        let field = ["-o", "jsonpath={.spec.holderIdentity}"];
+        bed.kubectl(cluster, &[&lease[..], &field].concat()).unwrap()
+    };
+    let reports = |node: &str| {
+        let report = ["cat", "/run/zedkube/KubeClusterInfo/global.json"];
+        bed.host(node).run(&report).ok().map(|text| serde_json::from_str::<Value>(&text).unwrap())
+    };
+    let first = wait_for("somebody to report", DEADLINE, || {
+        let holder = holder();
+        Ok((!holder.is_empty() && reports(&holder).is_some()).then_some(holder))
+    })
+    .unwrap();
+    let all = bed.nodes(cluster).len();
+    assert_eq!(reports(&first).unwrap()["Nodes"].as_array().map(Vec::len), Some(all));
+    let port = bed.agents_port();
+    let rules = format!(
+        "table inet cut {{ chain out {{ type filter hook output priority 0; \
+         tcp dport {port} drop; }} }}"
+    );
+    bed.host(&first).run(&["nft", &rules]).unwrap();
+    let second = wait_for("another one to report", DEADLINE, || {
+        let holder = holder();
+        let another = !holder.is_empty() && holder != first;
+        Ok((another && reports(&holder).is_some()).then_some(holder))
+    })
+    .unwrap();
+    assert_eq!(reports(&second).unwrap()["Nodes"].as_array().map(Vec::len), Some(all));
+    wait_for("the first to fall silent", DEADLINE, || Ok(reports(&first).is_none().then_some(())))
+        .unwrap();
+    bed.host(&first).run(&["nft", "delete", "table", "inet", "cut"]).unwrap();
+    bed.wait_for_links(cluster, all);
+}
+
 const NO_PUBLISHER: &str = "no agent on this node publishes it";
 
 fn item<'a>(trace: &'a Value, key: &str) -> &'a Value {
@@ -196,13 +239,70 @@ fn reboot(bed: &Bed, cluster: &str, node: &str) {
     let after = bed.host(node).boot_id().unwrap();
     assert_ne!(before, after, "it was rebooted");
     let nodes = bed.nodes(cluster).len();
+    assert_eq!(nodes_ready(bed, cluster), nodes, "it is over when the cluster has it back");
+    wait_for_service(bed, cluster);
+    assert_eq!(bed.host(node).boot_id().unwrap(), after, "and only once");
+    assert_last(bed, cluster, "reboot");
+}
+
+/// A shutdown from the server: drained, switched off, and back in service once somebody starts it.
+fn shut_down(bed: &Bed, cluster: &str, node: &str) {
+    let ran = bed.world.local(&["node", "shutdown", cluster, node, "--wait"]).ok();
+    assert!(ran.stderr.contains("is done"), "{ran:?}");
+    wait_for("the machine to be off", DEADLINE, || {
+        Ok((bed.host(node).power()? == Power::Off).then_some(()))
+    })
+    .unwrap();
+    assert_last(bed, cluster, "shutdown");
+    assert_eq!(cordoned(bed, cluster), [node]);
+    bed.host(node).start().unwrap();
+    wait_for_service(bed, cluster);
+}
+
+/// An update from the server: the image is checked on the node, put in place once by its owner's
+/// program, and the node is rebooted. One with another checksum does nothing.
+fn update(bed: &Bed, cluster: &str, node: &str) {
+    let host = bed.host(node);
+    let program = host.root().join("usr/local/sbin/wharf-node-update");
+    fs::write(&program, "#!/bin/sh\ncat \"$1\" >>/etc/updated\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(host.root().join("var/tmp/image"), "the new system\n").unwrap();
+    let sum = host.run(&["sha256sum", "/var/tmp/image"]).unwrap();
+    let sum = sum.split_whitespace().next().unwrap();
+    let before = host.boot_id().unwrap();
+    let update = |sum: &str| {
+        let image = ["--image", "/var/tmp/image", "--sha256", sum, "--wait"];
+        bed.world.local(&[&["node", "update", cluster, node][..], &image].concat())
+    };
+    let refused = update(&"0".repeat(64));
+    assert!(refused.exit != 0 && refused.stderr.contains("checksum"), "{refused:?}");
+    assert_eq!((host.boot_id().unwrap(), cordoned(bed, cluster).len()), (before.clone(), 0));
+
+    let ran = update(sum).ok();
+    assert!(ran.stderr.contains("is done"), "{ran:?}");
+    assert_ne!(host.boot_id().unwrap(), before, "it was rebooted");
+    assert_eq!(
+        host.run(&["cat", "/etc/updated"]).unwrap(),
+        "the new system",
+        "and once put in place"
+    );
+    wait_for_service(bed, cluster);
+    assert_last(bed, cluster, "update");
+    fs::remove_file(program).unwrap();
+}
+
+/// All nodes are ready, may be used, and linked.
+fn wait_for_service(bed: &Bed, cluster: &str) {
+    let nodes = bed.nodes(cluster).len();
     wait_for("the node to be back in service", DEADLINE, || {
         let back = nodes_ready(bed, cluster) == nodes && cordoned(bed, cluster).is_empty();
         Ok(back.then_some(()))
     })
     .unwrap();
     bed.wait_for_links(cluster, nodes);
-    assert_eq!(bed.host(node).boot_id().unwrap(), after, "and only once");
+}
+
+fn assert_last(bed: &Bed, cluster: &str, kind: &str) {
     let last = bed.operations(cluster).remove(0);
-    assert_eq!((&last["kind"], &last["state"]), (&json!("reboot"), &json!("succeeded")), "{last}");
+    assert_eq!((&last["kind"], &last["state"]), (&json!(kind), &json!("succeeded")), "{last}");
 }

@@ -65,6 +65,11 @@ impl Bed {
         self.world.start("127.0.0.1:0", &["--config", &config]);
     }
 
+    /// Where agents are linked to the server.
+    pub fn agents_port(&self) -> u16 {
+        self.agents_port.unwrap()
+    }
+
     pub fn host(&self, name: &str) -> &Host {
         self.machines.host(name).unwrap()
     }

@@ -10,6 +10,7 @@ use wharf_api::node_files::{
     AppInstanceConfig, DEVICE, DisruptionGuard, EdgeNodeClusterConfig, EdgeNodeInfo,
     NodeDrainStatus, NodeJob, NodeJobs, NodeWish, VolumeConfig, ZedAgentStatus,
 };
+use wharf_testbed::etcd::Etcd;
 
 use world::{Node, World, eventually};
 
@@ -132,10 +133,15 @@ async fn a_reboot_is_let_in_one_at_a_time_handed_on_and_followed_to_its_end() {
     assert_eq!(deferred["blocking"], json!(["pod a/b is protected by budget b"]));
     one.publish("wharf", "global", &jobs(&id, "leaving"));
     one.publish("wharf", "global", &jobs(&id, "done"));
-    let done = world.wait_for_end("n1").await;
-    assert_eq!(done["state"], "succeeded", "{done}");
+    // It speaks again, but its cluster does not say that it is back: it stays out of service.
+    let done = world.wait_for_reason("n1", "it was done, but the cluster does not answer").await;
+    assert_eq!(done["state"], "running", "{done}");
+    world.wait_for_reason("n2", "only one may be at a time").await;
+    assert!(two.read_at::<NodeWish>("wharf", DEVICE).is_none(), "it heard nothing of it");
+    assert_eq!(world.act("n1", "cancelOperation", json!({})).await.1["canceled"], true);
+    assert_eq!(world.wait_for_end("n1").await["state"], "failed");
     let journal = world.operation(&id).await;
-    assert_eq!((&journal["kind"], &journal["state"]), (&json!("reboot"), &json!("succeeded")));
+    assert_eq!((&journal["kind"], &journal["state"]), (&json!("reboot"), &json!("failed")));
 
     // Now the second is let in; it is canceled before its drain is over.
     let id = second["id"].as_str().unwrap();
@@ -151,6 +157,46 @@ async fn a_reboot_is_let_in_one_at_a_time_handed_on_and_followed_to_its_end() {
     world.stop().await;
 }
 
+/// Two servers on one etcd: each has the link of one node, and both speak for both. When one ends, its
+/// node goes to the other, and what was under way goes on there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_of_two_servers_are_of_one_cluster_and_move_when_one_of_them_ends() {
+    let etcd = Etcd::start().unwrap();
+    let store = etcd.endpoint().replace("http://", "etcd://");
+    let mut first = World::start_on(&store, 3).await;
+    let second = first.beside().await;
+    let (one, two) = (Node::start(&first, "n1").await, Node::start(&second, "n2").await);
+    for node in [&one, &two] {
+        node.publish("zedkube", "global", &drain(2));
+    }
+    for (world, node) in [(&first, "n2"), (&second, "n1")] {
+        let linked = async || world.node(node).await["agent"]["drainStatus"] == "NOTREQUESTED";
+        eventually(linked).await;
+    }
+
+    let begun = second.act("n1", "reboot", json!({})).await;
+    assert_eq!((begun.0, &begun.1["state"]), (200, &json!("running")), "{}", begun.1);
+    let id = begun.1["id"].as_str().unwrap().to_owned();
+    one.wait_until_at("wharf", DEVICE, |wish: &NodeWish| wish.id == id).await;
+    one.publish("wharf", "global", &jobs(&id, "deferred"));
+    assert_eq!(first.act("n2", "reboot", json!({})).await.0, 200);
+    first.wait_for_reason("n2", "only one may be at a time").await;
+
+    first.stop_server().await;
+    eventually(async || second.node("n1").await["agent"]["link"] == "linked").await;
+    let deferred = second.wait_for_reason("n1", "NOTREQUESTED").await;
+    assert_eq!(deferred["state"], "running", "{deferred}");
+    second.wait_for_reason("n2", "only one may be at a time").await;
+    assert_eq!(second.act("n1", "cancelOperation", json!({})).await.1["canceled"], true);
+    one.wait_until_at("wharf", DEVICE, |wish: &NodeWish| wish.canceled).await;
+    one.publish("wharf", "global", &jobs(&id, "canceled"));
+    assert_eq!(second.wait_for_end("n1").await["state"], "canceled");
+    two.wait_until_at("wharf", DEVICE, |wish: &NodeWish| wish.kind == "reboot").await;
+    one.stop().await;
+    two.stop().await;
+    second.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_asked_for_on_the_node_waits_for_the_guard_too() {
     let world = World::start(3).await;
@@ -160,8 +206,12 @@ async fn what_is_asked_for_on_the_node_waits_for_the_guard_too() {
     node.wait_until(|guard: &DisruptionGuard| guard.admitted).await;
     let operation = world.operation_of("n3").await;
     assert_eq!(operation["requestedBy"], "the node itself", "{operation}");
+    let (status, refused) = world.act("n3", "cancelOperation", json!({})).await;
+    assert_eq!((status, &refused["hint"]), (409, &json!("cancel it there")), "{refused}");
     node.publish("wharf", "global", &jobs("local-1", "done"));
-    assert_eq!(world.wait_for_end("n3").await["state"], "succeeded");
+    world.wait_for_reason("n3", "it was done, but").await;
+    assert_eq!(world.act("n3", "cancelOperation", json!({})).await.0, 200);
+    assert_eq!(world.wait_for_end("n3").await["state"], "failed");
     node.wait_until(|guard: &DisruptionGuard| !guard.admitted).await;
     node.stop().await;
     world.stop().await;

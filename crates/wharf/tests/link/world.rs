@@ -2,7 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use std::{net::Ipv4Addr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use reqwest::Method;
@@ -26,13 +31,16 @@ use wharf_server::{
     vault::{self, Vault},
 };
 use wharf_store::{Outcome, Txn};
+use wharf_testbed::process::free_port;
 
 const PASSWORD: &str = "correct horse battery";
 /// These machines are noisy; a test that waits this long has failed.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(180);
 
 pub struct World {
     dir: TempDir,
+    store: String,
+    key_file: PathBuf,
     running: Option<Running>,
     base: String,
     http: reqwest::Client,
@@ -54,19 +62,39 @@ pub async fn eventually(mut holds: impl AsyncFnMut() -> bool) {
 
 impl World {
     pub async fn start(nodes: u8) -> Self {
-        let http = reqwest::Client::builder().no_proxy().timeout(DEADLINE).build().unwrap();
-        let mut world = Self {
-            dir: tempfile::tempdir().unwrap(),
-            running: None,
-            base: String::new(),
-            http,
-            token: String::new(),
-            link: "127.0.0.1:0".to_owned(),
-            identity: String::new(),
-        };
+        Self::start_on("embedded", nodes).await
+    }
+
+    /// With its records in a store of this address.
+    pub async fn start_on(store: &str, nodes: u8) -> Self {
+        let mut world = Self::empty(store, None);
         world.start_server().await;
         world.put_cluster(nodes).await;
         world
+    }
+
+    /// Another server on the same store.
+    pub async fn beside(&self) -> Self {
+        let mut world = Self::empty(&self.store, Some(&self.key_file));
+        world.identity.clone_from(&self.identity);
+        world.start_server().await;
+        world
+    }
+
+    fn empty(store: &str, key_file: Option<&Path>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let own_key = dir.path().join("data/seal.key");
+        Self {
+            dir,
+            store: store.to_owned(),
+            key_file: key_file.map_or(own_key, Path::to_owned),
+            running: None,
+            base: String::new(),
+            http: reqwest::Client::builder().no_proxy().timeout(DEADLINE).build().unwrap(),
+            token: String::new(),
+            link: format!("127.0.0.1:{}", free_port().unwrap()),
+            identity: String::new(),
+        }
     }
 
     pub async fn start_server(&mut self) {
@@ -75,16 +103,17 @@ impl World {
         std::fs::write(&password_file, PASSWORD).unwrap();
         let mut config = Config {
             data_dir: dir.join("data"),
-            key_file: dir.join("data/seal.key"),
+            store: self.store.clone(),
+            key_file: self.key_file.clone(),
             listen: "127.0.0.1:0".parse().unwrap(),
             http: true,
             admin_password_file: password_file,
             ..Config::default()
         };
-        config.agents.listen = self.link.clone();
-        let running = wharf_server::start(config).await.unwrap();
         // A server that is started again is found at the same place.
-        self.link = format!("127.0.0.1:{}", running.agents_port);
+        config.agents.listen = self.link.clone();
+        config.agents.addresses = vec![self.link.clone()];
+        let running = wharf_server::start(config).await.unwrap();
         self.base = format!("http://127.0.0.1:{}", running.address.port());
         self.running = Some(running);
         let login = json!({ "password": PASSWORD });
