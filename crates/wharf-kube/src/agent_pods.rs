@@ -139,22 +139,68 @@ fn daemon_set_path(namespace: &str, name: &str) -> String {
     format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
 }
 
-type DaemonSet = k8s_openapi::api::apps::v1::DaemonSet;
+/// What is read of a DaemonSet: all of it would be a large part of the agent's program.
+#[derive(Deserialize)]
+struct DaemonSet {
+    metadata: DaemonSetMeta,
+    spec: DaemonSetSpec,
+    #[serde(default)]
+    status: DaemonSetStatus,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DaemonSetMeta {
+    deletion_timestamp: Option<String>,
+    #[serde(default)]
+    generation: i64,
+}
+
+#[derive(Deserialize)]
+struct DaemonSetSpec {
+    template: Template,
+}
+
+#[derive(Deserialize)]
+struct Template {
+    spec: TemplateSpec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TemplateSpec {
+    #[serde(default)]
+    node_selector: BTreeMap<String, String>,
+    containers: Vec<Container>,
+}
+
+#[derive(Deserialize)]
+struct Container {
+    #[serde(default)]
+    image: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct DaemonSetStatus {
+    observed_generation: i64,
+    desired_number_scheduled: u32,
+    updated_number_scheduled: u32,
+    number_ready: u32,
+}
 
 impl From<DaemonSet> for DaemonSetSeen {
     fn from(found: DaemonSet) -> Self {
-        let status = found.status.unwrap_or_default();
-        let template = found.spec.unwrap_or_default().template.spec.unwrap_or_default();
-        let count = |number: i32| u32::try_from(number).unwrap_or_default();
-        let first = template.containers.into_iter().next();
+        let DaemonSet { metadata, spec, status } = found;
+        let TemplateSpec { node_selector, containers } = spec.template.spec;
         Self {
-            deleting: found.metadata.deletion_timestamp.is_some(),
-            is_settled: status.observed_generation >= found.metadata.generation,
-            node_selector: template.node_selector.unwrap_or_default(),
-            image: first.and_then(|container| container.image).unwrap_or_default(),
-            desired: count(status.desired_number_scheduled),
-            updated: count(status.updated_number_scheduled.unwrap_or_default()),
-            ready: count(status.number_ready),
+            deleting: metadata.deletion_timestamp.is_some(),
+            is_settled: status.observed_generation >= metadata.generation,
+            node_selector,
+            image: containers.into_iter().next().map(|first| first.image).unwrap_or_default(),
+            desired: status.desired_number_scheduled,
+            updated: status.updated_number_scheduled,
+            ready: status.number_ready,
         }
     }
 }

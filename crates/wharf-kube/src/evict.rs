@@ -2,18 +2,14 @@
 
 use std::time::Duration;
 
-use http::{Request, header};
-use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    api::{Api, DeleteParams, Preconditions},
-    client::Body,
-    core::Status,
-};
-use serde_json::json;
+use http::{Method, Request, header};
+use kube::{client::Body, core::Status};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use wharf_core::drain::PodRef;
 
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, JSON},
     error::{KubeError, Result},
 };
 
@@ -107,7 +103,7 @@ impl Cluster {
             "metadata": { "namespace": namespace, "name": name },
             "deleteOptions": options,
         });
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction{query}");
+        let path = format!("{}/eviction{query}", path_of(pod));
         let request = Request::post(path)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(body.to_string().into_bytes()))
@@ -135,14 +131,14 @@ impl Cluster {
     /// # Errors
     /// The API server does not answer or refuses.
     pub async fn delete_pod(&self, pod: &PodRef, grace_seconds: Option<u32>) -> Result<Eviction> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
-        let how = DeleteParams {
-            grace_period_seconds: grace_seconds,
-            preconditions: Some(preconditions),
-            ..DeleteParams::default()
-        };
-        match self.call(format!("delete pod {pod}"), api.delete(&pod.name, &how)).await {
+        let how = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": { "uid": pod.uid },
+            "gracePeriodSeconds": grace_seconds,
+        });
+        let what = format!("delete pod {pod}");
+        match self.send::<Value>(what, Method::DELETE, &path_of(pod), JSON, &how).await {
             Ok(_) => Ok(Eviction::Accepted),
             Err(error) if error.is_not_found() => Ok(Eviction::Gone),
             Err(error) if error.code() == Some(409) && self.is_gone(pod).await? => {
@@ -154,9 +150,19 @@ impl Cluster {
 
     /// Whether no pod with this UID is there.
     pub(crate) async fn is_gone(&self, pod: &PodRef) -> Result<bool> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let found = api.get_metadata_opt(&pod.name);
-        let found = self.call(format!("read pod {pod}"), found).await?;
-        Ok(found.and_then(|found| found.metadata.uid).is_none_or(|uid| uid != pod.uid))
+        #[derive(Deserialize)]
+        struct Pod {
+            metadata: Identity,
+        }
+        #[derive(Deserialize)]
+        struct Identity {
+            uid: String,
+        }
+        let found = self.get::<Pod>(&path_of(pod)).await?;
+        Ok(found.is_none_or(|found| found.metadata.uid != pod.uid))
     }
+}
+
+fn path_of(pod: &PodRef) -> String {
+    format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
 }
