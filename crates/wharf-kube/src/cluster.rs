@@ -331,7 +331,7 @@ struct PageMeta {
 }
 
 /// The client library builds requests of this kind only.
-fn get(path: &str) -> Request<Vec<u8>> {
+pub(crate) fn get(path: &str) -> Request<Vec<u8>> {
     let mut request = Request::new(Vec::new());
     // A path that we wrote; what cannot be parsed is asked for as `/` and answered with 403 or 404.
     *request.uri_mut() = path.parse().unwrap_or_default();

@@ -6,11 +6,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 use wharf_core::drain::Cordon;
 
-use crate::{cluster::Cluster, error::Result};
+use crate::{cluster::Cluster, error::Result, node::Node};
 
 /// The annotation that names who cordoned.
 pub const CORDON_OWNER: &str = "wharf.dev/cordoned-by";
@@ -161,7 +160,7 @@ fn merge(patch: &mut Value, key: &str, value: Value) {
 }
 
 fn is_unschedulable(node: &Node) -> bool {
-    node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or_default()
+    node.spec.unschedulable.unwrap_or_default()
 }
 
 fn mark(node: &Node) -> Option<Cordon> {

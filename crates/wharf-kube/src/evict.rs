@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::{Method, Request, header};
 use kube::{client::Body, core::Status};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::json;
 use wharf_core::drain::PodRef;
 
 use crate::{
@@ -138,7 +138,7 @@ impl Cluster {
             "gracePeriodSeconds": grace_seconds,
         });
         let what = format!("delete pod {pod}");
-        match self.send::<Value>(what, Method::DELETE, &path_of(pod), JSON, &how).await {
+        match self.send::<IgnoredAny>(what, Method::DELETE, &path_of(pod), JSON, &how).await {
             Ok(_) => Ok(Eviction::Accepted),
             Err(error) if error.is_not_found() => Ok(Eviction::Gone),
             Err(error) if error.code() == Some(409) && self.is_gone(pod).await? => {

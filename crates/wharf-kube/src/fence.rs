@@ -12,10 +12,10 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::api::core::v1::Taint;
 use serde_json::json;
 
-use crate::{cluster::Cluster, error::Result};
+use crate::{cluster::Cluster, error::Result, node::Node};
 
 pub(crate) const TAINT: &str = "node.kubernetes.io/out-of-service";
 /// The value of ours; a taint with another is somebody else's.
@@ -112,5 +112,5 @@ impl Cluster {
 }
 
 fn taints(node: &Node) -> Vec<Taint> {
-    node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default()
+    node.spec.taints.clone().unwrap_or_default()
 }

@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use http::Method;
+use k8s_openapi::{api::core::v1::NodeSpec, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, JSON, MERGE, get},
     error::{KubeError, Result},
     observe::{SeenNode, readiness},
 };
@@ -71,9 +72,8 @@ impl Cluster {
     /// # Errors
     /// The API server does not answer or refuses.
     pub async fn delete_node(&self, name: &str) -> Result<bool> {
-        let api: Api<Node> = Api::all(self.client.clone());
-        let params = DeleteParams::default();
-        match self.call(format!("delete node {name}"), api.delete(name, &params)).await {
+        let (what, path) = (format!("delete node {name}"), path_of(name));
+        match self.send::<IgnoredAny>(what, Method::DELETE, &path, JSON, &json!({})).await {
             Ok(_) => Ok(true),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
@@ -81,8 +81,7 @@ impl Cluster {
     }
 
     pub(crate) async fn node(&self, name: &str) -> Result<Node> {
-        let api: Api<Node> = Api::all(self.client.clone());
-        self.call(format!("read node {name}"), api.get(name)).await
+        self.call(format!("read node {name}"), self.client.request(get(&path_of(name)))).await
     }
 
     /// Applies a merge patch on just this state of the Node: a change in between is a conflict.
@@ -90,12 +89,22 @@ impl Cluster {
         if let Some(metadata) = patch.get_mut("metadata").and_then(Value::as_object_mut) {
             metadata.insert("resourceVersion".to_owned(), json!(seen.metadata.resource_version));
         }
-        let api: Api<Node> = Api::all(self.client.clone());
-        let params = PatchParams { field_manager: Some("wharf".to_owned()), ..Default::default() };
-        let patch = Patch::Merge(patch);
-        let change = api.patch(name, &params, &patch);
-        self.call(format!("change node {name}"), change).await.map(drop)
+        let path = format!("{}?fieldManager=wharf", path_of(name));
+        let what = format!("change node {name}");
+        self.send::<IgnoredAny>(what, Method::PATCH, &path, MERGE, &patch).await.map(drop)
     }
+}
+
+fn path_of(node: &str) -> String {
+    format!("/api/v1/nodes/{node}")
+}
+
+/// A Node without what its kubelet says of it, which is most of it.
+#[derive(Deserialize)]
+pub(crate) struct Node {
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    pub spec: NodeSpec,
 }
 
 fn why_not_ready(nodes: &[SeenNode], name: &str) -> Option<String> {
@@ -138,7 +147,7 @@ fn label_changes(node: &Node, wanted: &NodeMeta) -> Map<String, Value> {
 
 /// The whole new list: a merge patch knows no parts of a list.
 fn taint_changes(node: &Node, wanted: &NodeMeta) -> Option<Value> {
-    let found = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    let found = node.spec.taints.clone().unwrap_or_default();
     let is_same = |taint: &k8s_openapi::api::core::v1::Taint, other: &Taint| {
         taint.key == other.key && taint.effect == other.effect
     };
@@ -160,7 +169,7 @@ fn taint_changes(node: &Node, wanted: &NodeMeta) -> Option<Value> {
 }
 
 fn pod_cidr_change<'a>(node: &Node, wanted: &'a NodeMeta) -> Result<Option<&'a str>> {
-    let found = node.spec.as_ref().and_then(|spec| spec.pod_cidr.as_deref()).unwrap_or_default();
+    let found = node.spec.pod_cidr.as_deref().unwrap_or_default();
     match wanted.pod_cidr.as_deref() {
         None => Ok(None),
         Some(wanted) if wanted == found => Ok(None),

@@ -1,10 +1,10 @@
 //! Whether a node holds data that would be lost with it.
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, PersistentVolume};
+use k8s_openapi::api::core::v1::{NodeSelectorRequirement, PersistentVolume};
 use kube::api::ListParams;
 use serde::Deserialize;
 
-use crate::{cluster::Cluster, error::Result};
+use crate::{cluster::Cluster, error::Result, node::Node};
 
 const STORAGE: &str = "node-role.kubernetes.io/storage";
 const LONGHORN_REPLICAS: &str = "/apis/longhorn.io/v1beta2/replicas";
