@@ -204,10 +204,8 @@ fn the_reporter_changes(bed: &Bed, cluster: &str) {
     let all = bed.nodes(cluster).len();
     assert_eq!(reports(&first).unwrap()["Nodes"].as_array().map(Vec::len), Some(all));
     let port = bed.agents_port();
-    let rules = format!(
-        "table inet cut {{ chain out {{ type filter hook output priority 0; \
-         tcp dport {port} drop; }} }}"
-    );
+    let drop = format!("type filter hook output priority 0\ntcp dport {port} drop");
+    let rules = format!("table inet cut {{\nchain out {{\n{drop}\n}}\n}}");
     bed.host(&first).run(&["nft", &rules]).unwrap();
     let second = wait_for("another one to report", DEADLINE, || {
         let holder = holder();
