@@ -274,7 +274,10 @@ pub fn decide_end(fate: &Fate, labels: Option<&Labels>, in_use: bool) -> End {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::install::manifests::{render_agent_pods, render_agent_removal};
+    use crate::{
+        install::manifests::{render_agent_pods, render_agent_removal},
+        volume::lease::Terms,
+    };
 
     fn wish() -> AgentPods {
         AgentPods {
@@ -392,6 +395,16 @@ mod tests {
                      /run/wharf-agent/agent.toml\n";
         assert!(unit.contains(start), "{unit}");
         assert!(unit.contains("KillMode=process\n"), "{unit}");
+    }
+
+    #[test]
+    fn an_agent_that_does_not_stop_is_ended_long_before_its_lease_is() {
+        let unit = render_unit();
+        assert!(unit.contains(&format!("TimeoutStopSec={}\n", agent::STOP_SECONDS)), "{unit}");
+        let terms = Terms::default();
+        // As little may be left of the lease when it is told to stop.
+        let left = terms.duration - terms.cut_within - terms.renew_every;
+        assert!(agent::STOP_SECONDS <= left.as_secs() * 2 / 3, "{left:?}");
     }
 
     #[test]
