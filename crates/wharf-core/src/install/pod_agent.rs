@@ -275,7 +275,9 @@ pub fn decide_end(fate: &Fate, labels: Option<&Labels>, in_use: bool) -> End {
 mod tests {
     use super::*;
     use crate::{
-        install::manifests::{render_agent_pods, render_agent_removal},
+        install::manifests::{
+            render_agent_pods, render_agent_removal, render_rbac, render_volumes,
+        },
         volume::lease::Terms,
     };
 
@@ -340,6 +342,34 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, 6);
+    }
+
+    #[test]
+    fn rights_of_an_installers_agents_are_neither_changed_nor_removed() {
+        let names = |text: &str| -> Vec<String> {
+            let rights = documents(text).into_iter().filter(|found| {
+                found["apiVersion"].as_str().is_some_and(|version| version.starts_with("rbac."))
+            });
+            rights.map(|found| found["metadata"]["name"].to_string()).collect()
+        };
+        let theirs = [names(&render_rbac()), names(&render_volumes())].concat();
+        let own = [render_agent_pods(&wish()), render_agent_removal(false)];
+        for own in own.map(|text| names(&text)) {
+            assert_eq!(own.len(), 12);
+            assert!(own.iter().all(|name| !theirs.contains(name)), "{own:?}");
+        }
+    }
+
+    #[test]
+    fn every_right_that_is_given_is_there() {
+        let documents = documents(&render_agent_pods(&wish()));
+        let is_role = |found: &Value, wanted: &Value| {
+            found["kind"] == wanted["kind"] && found["metadata"]["name"] == wanted["name"]
+        };
+        for binding in documents.iter().filter(|found| found["roleRef"].is_object()) {
+            let role = &binding["roleRef"];
+            assert!(documents.iter().any(|found| is_role(found, role)), "{binding}");
+        }
     }
 
     #[test]
