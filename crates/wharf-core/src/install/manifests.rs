@@ -7,7 +7,10 @@ use sha2::{Digest, Sha256};
 
 use crate::cluster::ClusterSpec;
 
-use super::{components::quoted, pod_agent::AgentPods};
+use super::{
+    components::quoted,
+    pod_agent::{AgentPods, GRACE},
+};
 
 /// Where everything of ours in the cluster lives.
 pub const NAMESPACE: &str = "kube-system";
@@ -127,6 +130,7 @@ pub fn render_agent_pods(wish: &AgentPods) -> String {
         ("configuration", &short_digest(&config)),
         ("node_selector", &selector),
         ("tolerations", &tolerations),
+        ("grace", &GRACE.as_secs().to_string()),
     ];
     let rights = [include_str!("manifests/volumes.yaml"), include_str!("manifests/agents.yaml")];
     let rights = rights.map(|text| {

@@ -4,9 +4,10 @@
 //! The manifests are in [`super::manifests::render_agent_pods`]; here is what is wished for, where
 //! things are, and what a pod that ends does with the agent of its host.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::selector::Labels;
@@ -18,6 +19,10 @@ pub const NAMESPACE: &str = "wharf-system";
 pub const NAME: &str = "wharf-agent";
 /// By this label (`app`) its pods are known.
 pub const LABEL: &str = "app=wharf-agent";
+
+/// How long a pod may take to end: it waits for what it has begun on its host, asks the API server,
+/// and takes the agent away. All the limits in between fit into it.
+pub const GRACE: Duration = Duration::from_secs(420);
 
 /// The programs of the image that `cargo xtask image` makes, in its root directory.
 pub const PROGRAMS: [&str; 3] = ["wharf", "wharf-flex", "wharf-block"];
@@ -230,6 +235,21 @@ pub fn render_kubeconfig(server: &str, ca_pem: &str, token: &str) -> String {
     config.to_string() + "\n"
 }
 
+/// Long before a token ends, also when the API server gives the shortest that it knows.
+const RENEW_AT_MOST: Duration = Duration::from_secs(3600);
+const RENEW_AT_LEAST: Duration = Duration::from_secs(60);
+/// A token that has ended by our clock may be good by the API server's: it is renewed without a
+/// rest that would be noticed, and without a storm.
+const RENEW_ENDED: Duration = Duration::from_secs(5);
+
+/// How long a token is used before the next one is asked for.
+pub fn decide_renewal(expires_at: Timestamp, now: Timestamp) -> Duration {
+    match Duration::try_from(expires_at.duration_since(now)) {
+        Ok(left) if !left.is_zero() => (left / 2).clamp(RENEW_AT_LEAST, RENEW_AT_MOST),
+        Ok(_) | Err(_) => RENEW_ENDED,
+    }
+}
+
 /// What a pod that is told to end knows of the DaemonSet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
@@ -314,6 +334,7 @@ mod tests {
         assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}, only]));
         let container = &pod["containers"][0];
         assert_eq!(container["image"], "wharf.dev/agent:1");
+        assert_eq!(pod["terminationGracePeriodSeconds"], json!(GRACE.as_secs()));
         let probe = json!([
             format!("{}/wharf", place::PROGRAMS),
             "agent",
@@ -369,6 +390,25 @@ mod tests {
         for binding in documents.iter().filter(|found| found["roleRef"].is_object()) {
             let role = &binding["roleRef"];
             assert!(documents.iter().any(|found| is_role(found, role)), "{binding}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_renewed_long_before_its_end_and_soon_after_it() {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        for (left, expected) in [
+            (24 * 3600, 3600),
+            (7200, 3600),
+            (3600, 1800),
+            (600, 300),
+            (90, 60),
+            (1, 60),
+            (0, 5),
+            (-1, 5),
+            (-24 * 3600, 5),
+        ] {
+            let end = Timestamp::from_second(1_000_000 + left).unwrap();
+            assert_eq!(decide_renewal(end, now), Duration::from_secs(expected), "{left}");
         }
     }
 
