@@ -6,8 +6,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use base64::{Engine, engine::general_purpose::STANDARD};
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
 use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::selector::Labels;
@@ -250,6 +254,34 @@ pub fn decide_renewal(expires_at: Timestamp, now: Timestamp) -> Duration {
     }
 }
 
+/// From when to when a token is good, as it says itself: seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct TokenLife {
+    #[serde(rename = "iat")]
+    issued: i64,
+    #[serde(rename = "exp")]
+    expires: i64,
+}
+
+impl TokenLife {
+    /// Of the token in what [`render_kubeconfig`] made; `None` for every other identity.
+    pub fn read(kubeconfig: &str) -> Option<Self> {
+        let config: Value = serde_json::from_str(kubeconfig).ok()?;
+        let token = config.pointer("/users/0/user/token")?.as_str()?;
+        let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+        serde_json::from_slice(&claims).ok()
+    }
+
+    /// When it ends, if only a third of its time is left. Whoever renews tokens does it after half
+    /// of their time at the latest, so that nobody does any more.
+    pub fn end_if_neglected(self, now: Timestamp) -> Option<Timestamp> {
+        let left = self.expires.saturating_sub(now.as_second());
+        let whole = self.expires.saturating_sub(self.issued);
+        let end = Timestamp::from_second(self.expires).ok()?;
+        (left < whole / 3).then_some(end)
+    }
+}
+
 /// What a pod that is told to end knows of the DaemonSet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
@@ -410,6 +442,27 @@ mod tests {
             let end = Timestamp::from_second(1_000_000 + left).unwrap();
             assert_eq!(decide_renewal(end, now), Duration::from_secs(expected), "{left}");
         }
+    }
+
+    #[test]
+    fn a_token_that_nobody_renews_is_noticed_long_before_its_end() {
+        let token =
+            |claims: &Value| format!("e30.{}.x", URL_SAFE_NO_PAD.encode(claims.to_string()));
+        let issued = 1_000_000;
+        let expires = issued + 24 * 3600;
+        let good = token(&json!({"iat": issued, "exp": expires, "sub": "x"}));
+        let life = TokenLife::read(&render_kubeconfig("https://s", "pem", &good)).unwrap();
+        let end = Timestamp::from_second(expires).unwrap();
+        for (hours, expected) in
+            [(0, None), (2, None), (16, None), (17, Some(end)), (25, Some(end))]
+        {
+            let now = Timestamp::from_second(issued + hours * 3600).unwrap();
+            assert_eq!(life.end_if_neglected(now), expected, "{hours}");
+        }
+        for bad in ["", "no token", "a.b.c", &token(&json!({"exp": expires}))] {
+            assert_eq!(TokenLife::read(&render_kubeconfig("https://s", "pem", bad)), None, "{bad}");
+        }
+        assert_eq!(TokenLife::read("apiVersion: v1\nusers: []\n"), None);
     }
 
     #[test]
