@@ -28,14 +28,14 @@ mod paths;
 mod remove;
 pub(crate) mod root;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 pub mod units;
 
 pub use apply::{apply, import};
-pub(crate) use remove::end_guards;
 pub use remove::remove;
+pub(crate) use remove::{end_guards, remove_tree};
 pub use root::{Commands, Ran, Root};
 
 use failure::failure;

@@ -7,8 +7,9 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use tokio::sync::watch;
-use wharf_core::words::chain;
+use wharf_core::{install::pod_agent::TokenLife, words::chain};
 use wharf_kube::{Cluster, KubeError};
 
 use crate::{
@@ -73,14 +74,15 @@ impl Keeper {
 
     /// Looks at the files until the agent stops.
     pub async fn run(self, context: Context, reporter: Reporter) -> Ended {
-        let mut sources: Vec<(Source, Option<Stamp>)> = [Some(self.reader), self.node]
+        let mut sources: Vec<(Source, Known)> = [Some(self.reader), self.node]
             .into_iter()
             .flatten()
-            .map(|source| (source, None))
+            .map(|source| (source, Known::default()))
             .collect();
         loop {
-            for (source, stamp) in &mut sources {
-                source.look(stamp, &reporter);
+            for (source, known) in &mut sources {
+                source.look(known, &reporter);
+                source.tell_its_end(known.life, Timestamp::now(), &reporter);
             }
             reporter.ok();
             tokio::select! {
@@ -89,6 +91,14 @@ impl Keeper {
             }
         }
     }
+}
+
+/// A file as it was last read.
+#[derive(Debug, Default)]
+struct Known {
+    stamp: Option<Stamp>,
+    /// Of a token that somebody else renews.
+    life: Option<TokenLife>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +122,7 @@ impl Source {
     }
 
     /// A file that is gone or cannot be used changes nothing: the last one may still be accepted.
-    fn look(&self, known: &mut Option<Stamp>, reporter: &Reporter) {
+    fn look(&self, known: &mut Known, reporter: &Reporter) {
         let subject = self.path.display().to_string();
         let stamp = fs::metadata(&self.path).map(|found| Stamp {
             inode: found.ino(),
@@ -120,16 +130,17 @@ impl Source {
             changed: (found.ctime(), found.ctime_nsec()),
         });
         let stamp = match stamp {
-            Ok(stamp) if Some(stamp) == *known => return,
+            Ok(stamp) if Some(stamp) == known.stamp => return,
             Ok(stamp) => stamp,
             Err(error) => {
-                *known = None;
+                known.stamp = None;
                 return reporter.fault(&subject, &chain(&IdentityError::from(error)));
             }
         };
-        *known = Some(stamp);
+        known.stamp = Some(stamp);
         match self.read() {
-            Ok(cluster) => {
+            Ok((cluster, life)) => {
+                known.life = life;
                 reporter.clear(&subject);
                 tracing::info!(file = subject, "a way to the cluster is there");
                 self.sender.send_replace(Some(cluster));
@@ -138,8 +149,25 @@ impl Source {
         }
     }
 
-    fn read(&self) -> Result<Cluster, IdentityError> {
+    fn read(&self) -> Result<(Cluster, Option<TokenLife>), IdentityError> {
         let text = fs::read_to_string(&self.path)?;
-        Ok(Cluster::from_kubeconfig(&text)?)
+        Ok((Cluster::from_kubeconfig(&text)?, TokenLife::read(&text)))
+    }
+
+    /// Pods of the DaemonSet renew their agent's token. A node may have lost its pod without a word,
+    /// as by a taint.
+    fn tell_its_end(&self, life: Option<TokenLife>, now: Timestamp, reporter: &Reporter) {
+        let subject = format!("the token in {}", self.path.display());
+        match life.and_then(|life| life.end_if_neglected(now)) {
+            Some(end) => reporter.fault(
+                &subject,
+                &format!(
+                    "nobody renews it: no pod of the DaemonSet wharf-agent works on this node. It \
+                     ends at {end}; then no volume is attached any more, and those that cut \
+                     themselves off are cut off"
+                ),
+            ),
+            None => reporter.clear(&subject),
+        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
-use wharf_core::words::chain;
+use wharf_core::{install::components::agent::STOP_SECONDS, words::chain};
 
 use crate::{
     config::Config,
@@ -23,8 +23,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Who worked for so long has not failed in a row.
 const LASTED: Duration = Duration::from_secs(300);
-/// How long tasks may take to end when the agent stops.
-const GRACE: Duration = Duration::from_secs(8);
+/// How long tasks may take to end when the agent stops: a little less than the agent itself may.
+const GRACE: Duration = Duration::from_secs(STOP_SECONDS - 2);
 
 /// What every task gets.
 #[derive(Clone)]

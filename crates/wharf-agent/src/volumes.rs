@@ -29,7 +29,7 @@ mod work;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs,
+    fs, io,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
@@ -126,7 +126,7 @@ pub struct Shared {
 
 impl Shared {
     /// The volumes of this node, for all tasks the same.
-    fn volumes(&self, node: &str) -> std::io::Result<Arc<Volumes>> {
+    fn volumes(&self, node: &str) -> io::Result<Arc<Volumes>> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(volumes) = &*made {
             return Ok(volumes.clone());
@@ -189,9 +189,13 @@ impl Volumes {
     }
 }
 
-/// Whether something of a volume is on this node, as the journals in a state directory say.
-pub fn are_in_use(state_dir: &Path) -> bool {
-    fs::read_dir(state_dir.join(journals::DIRECTORY)).is_ok_and(|mut found| found.next().is_some())
+/// Whether something of a volume is on this node, as the journals in a state directory say. Whoever
+/// cannot read them does not know.
+pub fn are_in_use(state_dir: &Path) -> io::Result<bool> {
+    match Journals::below(state_dir).names() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        names => Ok(!names?.is_empty()),
+    }
 }
 
 /// The clock that counts from boot, also through sleep, and cannot be set.
@@ -203,6 +207,27 @@ fn since_boot() -> SinceBoot {
 }
 
 /// Another after every boot.
-fn boot_id() -> std::io::Result<String> {
+fn boot_id() -> io::Result<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_are_in_use_while_there_is_a_journal_and_nobody_knows_if_it_cannot_be_read() {
+        let state = tempfile::tempdir().unwrap();
+        assert!(!are_in_use(state.path()).unwrap(), "there never was one");
+        let journals = state.path().join(journals::DIRECTORY);
+        fs::create_dir(&journals).unwrap();
+        assert!(!are_in_use(state.path()).unwrap());
+        fs::write(journals.join(".pvc-1.json.wharf-new"), "{").unwrap();
+        assert!(!are_in_use(state.path()).unwrap(), "nothing was begun with it yet");
+        fs::write(journals.join("pvc-1.json"), "{").unwrap();
+        assert!(are_in_use(state.path()).unwrap());
+        fs::remove_dir_all(&journals).unwrap();
+        fs::write(&journals, "no directory").unwrap();
+        assert!(are_in_use(state.path()).is_err());
+    }
 }

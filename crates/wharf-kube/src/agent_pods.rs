@@ -1,10 +1,11 @@
-//! Agents that run from a DaemonSet: their tokens, and how far the DaemonSet is.
+//! Agents that run from a DaemonSet: their tokens, how far the DaemonSet is, and whether there are
+//! others.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use http::{Method, Request};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{core::v1::Pod, rbac::v1::ClusterRoleBinding};
 use kube::api::ListParams;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -114,6 +115,17 @@ impl Cluster {
         let mut pods: Vec<DaemonPod> = found.into_iter().map(DaemonPod::from).collect();
         pods.sort_by(|a, b| (&a.node, &a.name).cmp(&(&b.node, &b.name)));
         Ok(pods)
+    }
+
+    /// Whether this ClusterRoleBinding is there and gives its role to this group.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses.
+    pub async fn binds_group(&self, binding: &str, group: &str) -> Result<bool> {
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{binding}");
+        let found = self.get::<ClusterRoleBinding>(&path).await?;
+        let mut subjects = found.into_iter().flat_map(|found| found.subjects).flatten();
+        Ok(subjects.any(|subject| subject.kind == "Group" && subject.name == group))
     }
 
     /// The labels of a Node; `None` if there is none.

@@ -3,8 +3,9 @@
 //! Flow: the manifests are rendered by `wharf_core::install::manifests` and applied to the cluster;
 //! how far the DaemonSet is, is asked of the cluster at every look. Nothing of it is stored here.
 //!
-//! Guarantees: agents are removed only while no volume is in use. Their rights go after their pods,
-//! which need them to leave their hosts in order.
+//! Guarantees: neither agents nor their rights are removed while a volume is in use, whoever deleted
+//! the DaemonSet. Rights go after the pods, which need them to leave their hosts in order. Agents that
+//! an installer put on hosts are left alone, with their rights.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,7 +15,7 @@ use wharf_core::{
     access::AuditRecord,
     cluster::Origin,
     install::{
-        manifests::{render_agent_pods, render_agent_removal},
+        manifests::{AGENTS, render_agent_pods, render_agent_removal},
         pod_agent::{AgentPods, LABEL, NAME, NAMESPACE},
     },
 };
@@ -70,6 +71,8 @@ pub async fn install(
 ) -> ApiResult<Looked> {
     let manifests = render(app, caller, cluster, wish).await?;
     let api = clusters::reach(app, caller, cluster).await?;
+    refuse_installed(&api, cluster).await?;
+    refuse_leaving(&api, cluster).await?;
     record(app, caller, cluster, "agent.install").await?;
     let applied = ask(cluster, api.apply(&manifests, PATIENCE)).await?;
     let mut looked = look_by(&api, cluster).await?.ok_or_else(|| none(cluster))?;
@@ -96,9 +99,13 @@ async fn look_by(api: &Cluster, cluster: &str) -> ApiResult<Option<Looked>> {
 pub async fn remove(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult<Removal> {
     imported(app, caller, cluster).await?;
     let api = clusters::reach(app, caller, cluster).await?;
+    refuse_installed(&api, cluster).await?;
+    // Agents outlive a DaemonSet that somebody deleted while they held volumes: without their rights
+    // they would lose their leases.
+    let volumes = ask(cluster, api.look_at_volumes()).await?;
+    refuse_held(&volumes, cluster)?;
     let daemon_set = ask(cluster, api.daemon_set(NAMESPACE, NAME)).await?;
     if daemon_set.as_ref().is_some_and(|found| !found.deleting) {
-        refuse_held(&ask(cluster, api.look_at_volumes()).await?)?;
         record(app, caller, cluster, "agent.remove").await?;
         ask(cluster, api.delete_daemon_set(NAMESPACE, NAME)).await?;
     }
@@ -111,7 +118,7 @@ pub async fn remove(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult
             kept: Vec::new(),
         });
     }
-    let kept = ask(cluster, api.look_at_volumes()).await?.records();
+    let kept = volumes.records();
     record(app, caller, cluster, "agent.remove").await?;
     let manifests = render_agent_removal(!kept.is_empty());
     match tokio::time::timeout(PATIENCE, api.delete(&manifests, PATIENCE)).await {
@@ -124,7 +131,7 @@ pub async fn remove(app: &AppState, caller: &Caller, cluster: &str) -> ApiResult
     }
 }
 
-fn refuse_held(volumes: &Volumes) -> ApiResult<()> {
+fn refuse_held(volumes: &Volumes, cluster: &str) -> ApiResult<()> {
     let held = volumes.held();
     if held.is_empty() {
         return Ok(());
@@ -133,10 +140,45 @@ fn refuse_held(volumes: &Volumes) -> ApiResult<()> {
     let names = names.collect::<Vec<_>>().join(", ");
     let more = if held.len() > MOST_NAMED { " and more" } else { "" };
     let message = format!("volumes are in use, and would be cut off without agents: {names}{more}");
-    Err(ApiError::new(ErrorCode::Conflict, message).hint(
+    Err(ApiError::new(ErrorCode::Conflict, message).hint(format!(
         "end the pods that use them first; `wharf volume why` says who holds a volume that nobody \
-         uses",
-    ))
+         uses. Where the DaemonSet is gone already, `wharf cluster agent install {cluster}` brings \
+         back who renews the agents' tokens"
+    )))
+}
+
+/// A cluster that Wharf installed, forgot and took in again has its agents already.
+async fn refuse_installed(api: &Cluster, cluster: &str) -> ApiResult<()> {
+    if !ask(cluster, api.binds_group(AGENTS, AGENTS)).await? {
+        return Ok(());
+    }
+    let message = format!(
+        "cluster {cluster} has agents of an installer: the ClusterRoleBinding {AGENTS} gives rights \
+         to them"
+    );
+    Err(ApiError::new(ErrorCode::Conflict, message).hint(format!(
+        "they serve its volumes. If none is left on any host, `kubectl delete clusterrolebinding \
+         {AGENTS}` says so"
+    )))
+}
+
+/// Pods of a DaemonSet that is gone take the agents from their hosts, also new ones.
+async fn refuse_leaving(api: &Cluster, cluster: &str) -> ApiResult<()> {
+    let daemon_set = ask(cluster, api.daemon_set(NAMESPACE, NAME)).await?;
+    if daemon_set.as_ref().is_some_and(|found| !found.deleting) {
+        return Ok(());
+    }
+    let pods = ask(cluster, api.daemon_pods(NAMESPACE, LABEL)).await?;
+    if pods.is_empty() && daemon_set.is_none() {
+        return Ok(());
+    }
+    let nodes: BTreeSet<String> = pods.into_iter().map(|pod| pod.node).collect();
+    let nodes: Vec<String> = nodes.into_iter().take(MOST_NAMED).collect();
+    let on = if nodes.is_empty() { String::new() } else { format!(" on {}", nodes.join(", ")) };
+    let message = format!("agents of cluster {cluster} are still being removed{on}");
+    Err(ApiError::new(ErrorCode::Conflict, message).hint(format!(
+        "`wharf cluster agent remove {cluster}` waits for it; a node that is away keeps its pod"
+    )))
 }
 
 /// Agents of clusters that Wharf installed come with the installation.

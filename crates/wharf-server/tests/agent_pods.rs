@@ -43,6 +43,7 @@ async fn agents_are_applied_followed_and_removed() {
     let server = import(&world).await;
     world.node("chosen", "192.0.2.10", "worker");
     assert_eq!(error_of(server.get(AGENT, &server.admin).await).await.0, 404);
+    installers_agents_are_left_alone(&server, &world).await;
 
     // A dry run touches nothing.
     let mut dry = body();
@@ -98,6 +99,13 @@ async fn agents_are_applied_followed_and_removed() {
     let (status, _, refused) = error_of(server.delete(AGENT, &server.admin).await).await;
     assert_eq!(status, 409, "{refused}");
     assert!(refused["message"].as_str().unwrap().contains("held on chosen"), "{refused}");
+    // Nor are the rights of an agent that outlived a DaemonSet of which nobody asked us.
+    world.kubectl(&["-n", "wharf-system", "delete", "daemonset", "wharf-agent"], "");
+    let (status, _, refused) = error_of(server.delete(AGENT, &server.admin).await).await;
+    assert_eq!(status, 409, "{refused}");
+    assert!(may("create", "", "serviceaccounts", "token", "wharf-agent"));
+    assert!(may("patch", "coordination.k8s.io", "leases", "", "volumes-chosen"));
+    pods_that_still_end_are_waited_for(&server, &world).await;
     world.kubectl(&["delete", "attachments.wharf.dev", "held"], "");
     let mut removed = Value::Null;
     eventually(async || {
@@ -114,6 +122,41 @@ async fn agents_are_applied_followed_and_removed() {
     let audit = json_of(server.get("/audit?limit=20", &server.admin).await).await;
     let audit = audit.to_string();
     assert!(audit.contains("agent.install") && audit.contains("agent.remove"), "{audit}");
+}
+
+/// As on a cluster that Wharf installed, forgot and took in again.
+async fn installers_agents_are_left_alone(server: &TestServer, world: &Kubernetes) {
+    let create = ["create", "clusterrolebinding", "wharf:agents", "--clusterrole=view"];
+    world.kubectl(&[&create[..], &["--group=wharf:agents"]].concat(), "");
+    let install = error_of(server.post(AGENT, &server.admin, &body()).await).await;
+    let remove = error_of(server.delete(AGENT, &server.admin).await).await;
+    for (status, _, refused) in [install, remove] {
+        assert_eq!(status, 409, "{refused}");
+        assert!(refused["message"].as_str().unwrap().contains("of an installer"), "{refused}");
+    }
+    let group = ["get", "clusterrolebinding", "wharf:agents", "-o", "jsonpath={.subjects[*].name}"];
+    assert_eq!(world.kubectl(&group, ""), "wharf:agents");
+    world.kubectl(&["delete", "clusterrolebinding", "wharf:agents"], "");
+}
+
+/// The DaemonSet is gone, and one of its pods is not.
+async fn pods_that_still_end_are_waited_for(server: &TestServer, world: &Kubernetes) {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": "late", "namespace": "wharf-system", "labels": { "app": "wharf-agent" },
+        },
+        "spec": {
+            "nodeName": "chosen", "terminationGracePeriodSeconds": 0,
+            "containers": [{ "name": "agent", "image": "none" }],
+        },
+    });
+    world.create(&pod);
+    let (status, _, refused) = error_of(server.post(AGENT, &server.admin, &body()).await).await;
+    assert_eq!(status, 409, "{refused}");
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.contains("still being removed on chosen"), "{refused}");
+    world.kubectl(&["-n", "wharf-system", "delete", "pod", "late"], "");
 }
 
 #[tokio::test]

@@ -175,6 +175,10 @@ pub fn run(args: AgentArgs, format: Format) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the agent's threads")?;
-    runtime.block_on(wharf_agent::run(config))?;
+    let result = runtime.block_on(wharf_agent::run(config));
+    // A step with a volume may take minutes, or hang, and nobody renews the lease any more: it is
+    // left to the next agent, as if this one had been killed.
+    runtime.shutdown_background();
+    result?;
     Ok(ExitCode::SUCCESS)
 }

@@ -32,6 +32,13 @@ impl Telling for HostFailure {
     }
 }
 
+/// All of a failure as one text.
+pub(crate) fn told(failure: &HostFailure) -> String {
+    let HostFailure { step, message, detail, hint } = failure;
+    let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    format!("{step}: {message}{hint}\n{detail}").trim_end().to_owned()
+}
+
 /// A program's output if it succeeded, and a failure that shows its last lines if not.
 pub(crate) fn succeeded(step: &str, ran: io::Result<Ran>) -> Result<String, HostFailure> {
     match ran {

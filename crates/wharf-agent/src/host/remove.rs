@@ -16,6 +16,7 @@ use wharf_core::install::credentials::path as pki;
 use wharf_core::install::host::{Action, Change, HostFailure, Leftover, RemovalReport, place};
 
 use super::bundled::STATE;
+use super::failure::told;
 use super::made::{Made, NAMESPACES, PLACES};
 use super::paths::{ancestors, is_below, may_remove_file, may_remove_tree};
 use super::root::{Root, wait_until};
@@ -48,7 +49,7 @@ pub fn remove(root: &Root, dry_run: bool) -> RemovalReport {
     let mut removal =
         Removal { root, made: Made::new("", ""), dry_run, report, may_be_repeated: false };
     if let Err(failure) = removal.run() {
-        removal.failed(place::MADE, failure);
+        removal.failed(place::MADE, &failure);
     }
     removal.report
 }
@@ -56,6 +57,12 @@ pub fn remove(root: &Root, dry_run: bool) -> RemovalReport {
 /// Ends the guard of volumes that keeps its state in this directory.
 pub(crate) fn end_guards(root: &Root, state_dir: &str) {
     processes::kill(root, &processes::guards(root, state_dir));
+}
+
+/// Takes a directory away with all below it, but for what is mounted there. Says what is left, and
+/// why.
+pub(crate) fn remove_tree(root: &Root, path: &str) -> Vec<(PathBuf, String)> {
+    tree::remove(root, &root.path(path), false)
 }
 
 struct Removal<'a> {
@@ -115,11 +122,8 @@ impl Removal<'_> {
         self.report.leftovers.push(Leftover { item: item.to_owned(), reason: reason.into() });
     }
 
-    fn failed(&mut self, item: &str, failure: HostFailure) {
-        let HostFailure { step, message, detail, hint } = failure;
-        let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
-        let reason = format!("{step}: {message}{hint}\n{detail}");
-        self.left(item, reason.trim_end());
+    fn failed(&mut self, item: &str, failure: &HostFailure) {
+        self.left(item, told(failure));
     }
 
     /// What looks like ours and may be, but nobody can say what else it was made with.
@@ -141,7 +145,7 @@ impl Removal<'_> {
         let states = match units::observe(self.root, &names) {
             Ok(states) => states,
             Err(failure) => {
-                self.failed("units", failure);
+                self.failed("units", &failure);
                 return false;
             }
         };
@@ -152,7 +156,7 @@ impl Removal<'_> {
             self.report.changes.push(Change { action, subject });
         }
         let stopped = if self.dry_run { Ok(()) } else { units::stop(self.root, &names) };
-        stopped.map_err(|failure| self.failed(&names.join(", "), failure)).is_ok()
+        stopped.map_err(|failure| self.failed(&names.join(", "), &failure)).is_ok()
     }
 
     /// Devices of volumes, now that nothing of them is mounted.
@@ -422,7 +426,7 @@ impl Removal<'_> {
             return;
         }
         if let Err(failure) = units::forget(self.root, &names) {
-            self.failed("units", failure);
+            self.failed("units", &failure);
         }
     }
 

@@ -13,7 +13,7 @@ use super::files;
 use super::root::{Root, wait_until};
 
 /// For what systemd answers at once, even on a machine with much to do.
-const SYSTEMCTL_DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const SYSTEMCTL_DEADLINE: Duration = Duration::from_secs(60);
 /// Until a unit says that it is ready; etcd's waits for a majority of its members.
 const START_DEADLINE: Duration = Duration::from_secs(90);
 /// What is taken away need not end in good order: its data goes too. An API server whose etcd went

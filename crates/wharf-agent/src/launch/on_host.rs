@@ -13,14 +13,25 @@ use crate::{
     host::{
         Root, end_guards,
         failure::{Telling, failure, succeeded},
-        files,
+        files, remove_tree,
         units::{self, Activity},
     },
     volumes::{self, Places},
 };
 
-/// Until the agent says that it is ready, or has ended.
-const START_DEADLINE: Duration = Duration::from_secs(90);
+/// Until the agent says that it is ready, or has ended. Nothing keeps it waiting: somebody else keeps
+/// the network here.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+/// The unit itself has the agent killed long before.
+const STOP_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What became of the agent that should leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    Gone,
+    /// Volumes came into use until it was stopped: it runs again.
+    InUse,
+}
 
 /// Makes the host have the programs of the container and this configuration, and the unit run with
 /// them. Says whether it had to be started.
@@ -40,7 +51,7 @@ pub fn ensure(root: &Root, container: &Container, config: &str) -> Result<bool, 
 }
 
 /// An agent that an installer put there belongs to another cluster, or to this one by other means.
-fn refuse_installed(root: &Root) -> Result<(), HostFailure> {
+pub fn refuse_installed(root: &Root) -> Result<(), HostFailure> {
     let unit = format!("{}/{}", installed::UNITS, place::UNIT);
     if !root.path(&unit).exists() {
         return Ok(());
@@ -120,26 +131,193 @@ fn systemctl(root: &Root, verb: &str, within: Duration) -> Result<(), HostFailur
 }
 
 /// Whether something of a volume is on the host.
-pub fn has_volumes(root: &Root) -> bool {
-    volumes::are_in_use(&root.path(place::VOLUMES))
+pub fn has_volumes(root: &Root) -> Result<bool, HostFailure> {
+    let looked = volumes::are_in_use(&root.path(place::VOLUMES));
+    looked.map_err(|error| failure("look for volumes in use", error.to_string()))
 }
 
-/// Takes everything away that [`ensure`] and the agent have made.
-pub fn remove(root: &Root) -> Result<(), HostFailure> {
+/// Takes everything away that [`ensure`] and the agent have made. After an error it goes on, and
+/// answers all of them.
+///
+/// Guarantees: guard and journals go only when no agent runs and no volume is in use. If that cannot
+/// be made sure of, the agent runs again and nothing is taken away.
+pub fn remove(root: &Root) -> Result<Removal, Vec<HostFailure>> {
+    // The unit of an installer has the same name.
+    refuse_installed(root).map_err(|refused| vec![refused])?;
     // Where kubelet looks for the driver is asked while kubelet can be asked.
     let config = Config::load(&root.path(place::CONFIG)).unwrap_or_default();
     let places = Places::new(place::VOLUMES.into(), &config.volumes);
-    systemctl(root, "stop", START_DEADLINE)?;
-    end_guards(root, place::VOLUMES);
-    let told = |error: io::Error| failure("remove the agent's files", error.to_string());
-    files::remove_file(&root.path(place::UNIT_FILE)).map_err(told)?;
-    units::forget(root, &[place::UNIT])?;
-    volumes::remove_driver(&places).map_err(told)?;
-    for path in [place::STATE, place::RUN, place::PROGRAMS] {
-        match fs::remove_dir_all(root.path(path)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(told(error)),
-            Ok(()) | Err(_) => {}
+    // Until it is stopped it may grant more.
+    match stop(root).and_then(|()| has_volumes(root)) {
+        Ok(false) => {}
+        looked => {
+            let started = systemctl(root, "start", START_DEADLINE);
+            return all_done(Removal::InUse, [looked.err(), started.err()].into_iter().flatten());
         }
     }
-    Ok(())
+    end_guards(root, place::VOLUMES);
+    all_done(Removal::Gone, remove_files(root, &places))
+}
+
+fn all_done(
+    done: Removal,
+    failures: impl IntoIterator<Item = HostFailure>,
+) -> Result<Removal, Vec<HostFailure>> {
+    let failures: Vec<HostFailure> = failures.into_iter().collect();
+    if failures.is_empty() { Ok(done) } else { Err(failures) }
+}
+
+/// A unit that systemd does not know is stopped already.
+fn stop(root: &Root) -> Result<(), HostFailure> {
+    let stopped = systemctl(root, "stop", STOP_DEADLINE);
+    match stopped {
+        Err(_) if activity(root)? == Activity::Inactive => Ok(()),
+        stopped => stopped,
+    }
+}
+
+fn remove_files(root: &Root, places: &Places) -> Vec<HostFailure> {
+    let told = |what: &str| {
+        let step = format!("remove {what}");
+        move |error: io::Error| failure(step, error.to_string())
+    };
+    let unit = files::remove_file(&root.path(place::UNIT_FILE)).map(drop);
+    let steps = [
+        unit.map_err(told(place::UNIT_FILE)),
+        units::forget(root, &[place::UNIT]),
+        volumes::remove_driver(places).map_err(told("the driver of volumes")),
+    ];
+    let mut failures: Vec<HostFailure> = steps.into_iter().filter_map(Result::err).collect();
+    for path in [place::STATE, place::RUN, place::PROGRAMS] {
+        let left = remove_tree(root, path).into_iter();
+        failures.extend(
+            left.map(|(path, reason)| failure(format!("remove {}", root.on_host(&path)), reason)),
+        );
+    }
+    failures
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        path::PathBuf,
+        sync::{Arc, Mutex},
+    };
+
+    use wharf_core::install::pod_agent::GRACE;
+
+    use super::*;
+    use crate::{
+        host::{
+            Commands, Ran,
+            testing::{answering, fake_root, put},
+        },
+        launch::PATIENCE,
+    };
+
+    /// A host with an agent from a pod; kubelet's directories are in it too.
+    fn host() -> tempfile::TempDir {
+        let (directory, _root) = fake_root();
+        let base = directory.path();
+        let config = format!(
+            "[volumes]\nplugin_dir = \"{0}/plugins\"\nkubelet_root = \"{0}/kubelet\"\n",
+            base.display()
+        );
+        put(base, place::CONFIG, &config);
+        put(base, place::UNIT_FILE, "[Service]\n");
+        put(base, &format!("{}/wharf", place::PROGRAMS), "program");
+        put(base, &format!("{}/tenure.json", place::VOLUMES), "{}");
+        directory
+    }
+
+    fn is_there(root: &Root, path: &str) -> bool {
+        root.path(path).exists()
+    }
+
+    const ALL: [&str; 4] = [place::UNIT_FILE, place::PROGRAMS, place::RUN, place::STATE];
+
+    #[test]
+    fn a_removal_leaves_nothing_and_goes_on_after_errors() {
+        let directory = host();
+        let root = answering(&directory, Vec::new());
+        assert_eq!(remove(&root), Ok(Removal::Gone));
+        assert_eq!(ALL.map(|path| is_there(&root, path)), [false; 4]);
+
+        let directory = host();
+        let root = answering(&directory, vec![("systemctl daemon-reload", Err("no bus"))]);
+        let failures = remove(&root).unwrap_err();
+        assert_eq!(failures.len(), 1, "{failures:?}");
+        assert_eq!(failures[0].message, "no bus");
+        assert_eq!(ALL.map(|path| is_there(&root, path)), [false; 4]);
+    }
+
+    /// A machine whose agent grants a volume at the last moment.
+    struct Granting {
+        journal: PathBuf,
+        commands: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Commands for Granting {
+        fn run(&self, program: &str, arguments: &[&str], _deadline: Duration) -> io::Result<Ran> {
+            if arguments.first() == Some(&"stop") {
+                fs::create_dir_all(self.journal.parent().unwrap())?;
+                fs::write(&self.journal, "{}")?;
+            }
+            self.commands.lock().unwrap().push(format!("{program} {}", arguments.join(" ")));
+            Ok(Ran { success: true, ..Ran::default() })
+        }
+    }
+
+    #[test]
+    fn a_volume_that_is_granted_at_the_last_moment_keeps_its_agent() {
+        let directory = host();
+        let journal = directory.path().join("var/lib/wharf-agent/volumes/journals/pvc-1.json");
+        let commands = Arc::new(Mutex::new(Vec::new()));
+        let granting = Granting { journal: journal.clone(), commands: commands.clone() };
+        let root = Root::new(directory.path(), Box::new(granting));
+        assert_eq!(has_volumes(&root), Ok(false));
+        assert_eq!(remove(&root), Ok(Removal::InUse));
+        assert_eq!(ALL.map(|path| is_there(&root, path)), [true; 4]);
+        assert!(journal.exists());
+        let commands = commands.lock().unwrap().clone();
+        let expected = ["stop", "start"].map(|verb| format!("systemctl {verb} {}", place::UNIT));
+        assert_eq!(commands, expected);
+    }
+
+    #[test]
+    fn an_agent_that_may_still_run_keeps_its_guard_and_its_journals() {
+        let directory = host();
+        let stop = ("systemctl stop", Err("it hangs"));
+        let runs = ("systemctl show", Ok("Id=wharf-agent.service\nActiveState=deactivating\n"));
+        let root = answering(&directory, vec![stop, runs]);
+        let failures = remove(&root).unwrap_err();
+        assert_eq!(failures[0].message, "it hangs");
+        assert_eq!(ALL.map(|path| is_there(&root, path)), [true; 4]);
+        // A pod that was told to end before it had started anything.
+        let ended = ("systemctl show", Ok("Id=wharf-agent.service\nActiveState=inactive\n"));
+        let root = answering(&directory, vec![("systemctl stop", Err("not loaded")), ended]);
+        assert_eq!(remove(&root), Ok(Removal::Gone));
+    }
+
+    #[test]
+    fn an_installers_agent_is_neither_replaced_nor_stopped() {
+        let directory = host();
+        put(directory.path(), "/etc/systemd/system/wharf-agent.service", "[Service]\n");
+        let root = answering(&directory, vec![("systemctl", Err("nobody should ask"))]);
+        let refused = refuse_installed(&root).unwrap_err();
+        assert!(refused.hint.is_some(), "{refused:?}");
+        assert_eq!(remove(&root), Err(vec![refused]));
+        assert_eq!(ALL.map(|path| is_there(&root, path)), [true; 4]);
+    }
+
+    #[test]
+    fn all_that_a_pod_does_at_its_end_fits_into_its_grace() {
+        let systemctl = units::SYSTEMCTL_DEADLINE;
+        // What was begun when it was told to end: reload, look, start.
+        let begun = systemctl * 2 + START_DEADLINE;
+        // The DaemonSet and the node are asked for, then it is stopped and forgotten, or started.
+        let asked = PATIENCE * 2;
+        let end = STOP_DEADLINE + systemctl + (systemctl * 2).max(START_DEADLINE);
+        assert!(begun + asked + end < GRACE);
+    }
 }

@@ -5,6 +5,7 @@
 //! meanwhile, it sleeps on. One runs on a node: whoever holds the lock.
 
 use std::{
+    collections::BTreeSet,
     fs::{File, OpenOptions},
     io,
     os::unix::process::CommandExt,
@@ -44,6 +45,7 @@ pub fn run(places: &Places) -> io::Result<()> {
     let boot = boot_id()?;
     let journals = Journals::open(places)?;
     info!("the guard of volumes runs");
+    let mut unread = BTreeSet::new();
     loop {
         let kept = Kept::load(&places.state_dir).unwrap_or_else(|error| {
             error!(%error, "the end of the lease cannot be read");
@@ -59,24 +61,50 @@ pub fn run(places: &Places) -> io::Result<()> {
             thread::sleep(left);
             continue;
         }
-        let is_clean = cut_all(places, &journals, &boot);
+        let is_clean = cut_all(places, &journals, &boot, &mut unread);
         thread::sleep(if is_clean { IDLE } else { RETRY });
     }
 }
 
-/// Cuts everything that promised it, side by side. True when nothing is left.
-fn cut_all(places: &Places, journals: &Journals, boot: &str) -> bool {
-    let names = journals.names().unwrap_or_default();
-    let open: Vec<Journal> = names
-        .iter()
-        .filter_map(|name| journals.load(name).ok().flatten())
-        .filter(|journal| is_open(journal, boot))
-        .collect();
-    thread::scope(|scope| {
+/// Cuts everything that promised it, side by side. True when nothing is left, as far as all journals
+/// could be read; `unread` keeps why one could not, so that it is said once.
+fn cut_all(
+    places: &Places,
+    journals: &Journals,
+    boot: &str,
+    unread: &mut BTreeSet<String>,
+) -> bool {
+    let (all, reasons) = load_all(journals);
+    for reason in reasons.difference(unread) {
+        error!(reason, "a volume may still be written to: its journal cannot be read");
+    }
+    let are_known = reasons.is_empty();
+    *unread = reasons;
+    let open: Vec<Journal> = all.into_iter().filter(|journal| is_open(journal, boot)).collect();
+    let are_cut = thread::scope(|scope| {
         let cuts: Vec<_> =
             open.iter().map(|journal| scope.spawn(move || cut(places, journal, boot))).collect();
         cuts.into_iter().all(|cut| cut.join().unwrap_or(false))
-    })
+    });
+    are_cut && are_known
+}
+
+/// The journals that can be read, and why others cannot.
+fn load_all(journals: &Journals) -> (Vec<Journal>, BTreeSet<String>) {
+    let names = match journals.names() {
+        Ok(names) => names,
+        Err(error) => return (Vec::new(), BTreeSet::from([chain(&error)])),
+    };
+    let (mut all, mut reasons) = (Vec::new(), BTreeSet::new());
+    for name in names {
+        match journals.load(&name) {
+            Ok(journal) => all.extend(journal),
+            Err(error) => {
+                reasons.insert(format!("{name}: {}", chain(&error)));
+            }
+        }
+    }
+    (all, reasons)
 }
 
 fn cut(places: &Places, journal: &Journal, boot: &str) -> bool {
@@ -159,3 +187,25 @@ fn append(path: &Path) -> io::Result<File> {
 
 /// A guard that says more than a line for each volume it cuts has nothing more to say.
 const MOST_LOG: u64 = 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::{super::journals, *};
+
+    #[test]
+    fn a_journal_that_cannot_be_read_is_not_taken_for_a_volume_that_is_cut_off() {
+        let state = tempfile::tempdir().unwrap();
+        let places = Places::of_guard(state.path().to_owned(), state.path().join("kubelet"));
+        let journals = Journals::open(&places).unwrap();
+        let mut unread = BTreeSet::new();
+        assert!(cut_all(&places, &journals, "boot", &mut unread));
+        let directory = state.path().join(journals::DIRECTORY);
+        std::fs::write(directory.join("pvc-1.json"), "{").unwrap();
+        assert!(!cut_all(&places, &journals, "boot", &mut unread));
+        assert!(unread.iter().all(|reason| reason.starts_with("pvc-1: ")), "{unread:?}");
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert!(!cut_all(&places, &journals, "boot", &mut unread), "nor are all of them");
+        std::fs::create_dir(&directory).unwrap();
+        assert!(cut_all(&places, &journals, "boot", &mut unread) && unread.is_empty());
+    }
+}

@@ -23,9 +23,14 @@ pub struct Journals {
 
 impl Journals {
     pub fn open(places: &Places) -> io::Result<Self> {
-        let dir = places.state_dir.join(DIRECTORY);
-        fs::create_dir_all(&dir)?;
-        Ok(Self { dir })
+        let journals = Self::below(&places.state_dir);
+        fs::create_dir_all(&journals.dir)?;
+        Ok(journals)
+    }
+
+    /// Those in a state directory, to be looked at: there may be none.
+    pub fn below(state_dir: &Path) -> Self {
+        Self { dir: state_dir.join(DIRECTORY) }
     }
 
     /// The volumes that have one.

@@ -7,7 +7,10 @@ use sha2::{Digest, Sha256};
 
 use crate::cluster::ClusterSpec;
 
-use super::{components::quoted, pod_agent::AgentPods};
+use super::{
+    components::quoted,
+    pod_agent::{AgentPods, GRACE},
+};
 
 /// Where everything of ours in the cluster lives.
 pub const NAMESPACE: &str = "kube-system";
@@ -116,7 +119,8 @@ pub fn verify_pod(node: &str) -> String {
 
 /// The agent as a DaemonSet, with all that it needs in the cluster.
 ///
-/// Its pods have a ServiceAccount in the place of the group that agents of ours are in.
+/// Its pods have a ServiceAccount in the place of the group that agents of ours are in, and rights
+/// under names of their own: those of an installer's agents may be there too.
 pub fn render_agent_pods(wish: &AgentPods) -> String {
     let config = wish.config();
     let [selector, tolerations] = [wish.selector_json(), wish.tolerations_json()];
@@ -126,9 +130,13 @@ pub fn render_agent_pods(wish: &AgentPods) -> String {
         ("configuration", &short_digest(&config)),
         ("node_selector", &selector),
         ("tolerations", &tolerations),
+        ("grace", &GRACE.as_secs().to_string()),
     ];
     let rights = [include_str!("manifests/volumes.yaml"), include_str!("manifests/agents.yaml")];
-    let rights = rights.map(|text| text.replace(AGENTS_GROUP, AGENTS_ACCOUNT));
+    let rights = rights.map(|text| {
+        let text = text.replace(AGENTS_GROUP, AGENTS_ACCOUNT);
+        POD_RIGHTS.iter().fold(text, |text, (theirs, own)| text.replace(theirs, own))
+    });
     let pods = fill(include_str!("manifests/agent_pods.yaml"), &values);
     [rights.join("---\n"), pods].join("---\n")
 }
@@ -147,6 +155,16 @@ pub fn render_agent_removal(keep_records: bool) -> String {
     };
     all.split("---\n").filter(|document| !stays(document)).collect::<Vec<_>>().join("---\n")
 }
+
+/// The group of the agents that an installer put on hosts, and the ClusterRoleBinding that gives it
+/// rights.
+pub const AGENTS: &str = "wharf:agents";
+
+/// The rights of those agents, and what the same rights are called for agents in pods.
+const POD_RIGHTS: [(&str, &str); 2] = [
+    ("  name: wharf:agents\n", "  name: wharf:pod-agents\n"),
+    ("  name: wharf:volumes\n", "  name: wharf:pod-volumes\n"),
+];
 
 /// Who agents of ours are for the API server, and who those in pods are.
 const AGENTS_GROUP: &str = "\
@@ -295,6 +313,7 @@ mod tests {
             render_coredns(&spec, "image", true),
             render_metrics_server("image", "pem"),
             render_verification(&spec, "image", &["n1".to_owned()]),
+            render_agent_pods(&AgentPods { image: "image".to_owned(), ..AgentPods::default() }),
         ] {
             assert!(!text.contains("{{") && !text.contains("\"\"\n"), "{text}");
         }

@@ -4,9 +4,14 @@
 //! The manifests are in [`super::manifests::render_agent_pods`]; here is what is wished for, where
 //! things are, and what a pod that ends does with the agent of its host.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use base64::{Engine, engine::general_purpose::STANDARD};
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
+use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::selector::Labels;
@@ -18,6 +23,10 @@ pub const NAMESPACE: &str = "wharf-system";
 pub const NAME: &str = "wharf-agent";
 /// By this label (`app`) its pods are known.
 pub const LABEL: &str = "app=wharf-agent";
+
+/// How long a pod may take to end: it waits for what it has begun on its host, asks the API server,
+/// and takes the agent away. All the limits in between fit into it.
+pub const GRACE: Duration = Duration::from_secs(420);
 
 /// The programs of the image that `cargo xtask image` makes, in its root directory.
 pub const PROGRAMS: [&str; 3] = ["wharf", "wharf-flex", "wharf-block"];
@@ -230,6 +239,49 @@ pub fn render_kubeconfig(server: &str, ca_pem: &str, token: &str) -> String {
     config.to_string() + "\n"
 }
 
+/// Long before a token ends, also when the API server gives the shortest that it knows.
+const RENEW_AT_MOST: Duration = Duration::from_secs(3600);
+const RENEW_AT_LEAST: Duration = Duration::from_secs(60);
+/// A token that has ended by our clock may be good by the API server's: it is renewed without a
+/// rest that would be noticed, and without a storm.
+const RENEW_ENDED: Duration = Duration::from_secs(5);
+
+/// How long a token is used before the next one is asked for.
+pub fn decide_renewal(expires_at: Timestamp, now: Timestamp) -> Duration {
+    match Duration::try_from(expires_at.duration_since(now)) {
+        Ok(left) if !left.is_zero() => (left / 2).clamp(RENEW_AT_LEAST, RENEW_AT_MOST),
+        Ok(_) | Err(_) => RENEW_ENDED,
+    }
+}
+
+/// From when to when a token is good, as it says itself: seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct TokenLife {
+    #[serde(rename = "iat")]
+    issued: i64,
+    #[serde(rename = "exp")]
+    expires: i64,
+}
+
+impl TokenLife {
+    /// Of the token in what [`render_kubeconfig`] made; `None` for every other identity.
+    pub fn read(kubeconfig: &str) -> Option<Self> {
+        let config: Value = serde_json::from_str(kubeconfig).ok()?;
+        let token = config.pointer("/users/0/user/token")?.as_str()?;
+        let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+        serde_json::from_slice(&claims).ok()
+    }
+
+    /// When it ends, if only a third of its time is left. Whoever renews tokens does it after half
+    /// of their time at the latest, so that nobody does any more.
+    pub fn end_if_neglected(self, now: Timestamp) -> Option<Timestamp> {
+        let left = self.expires.saturating_sub(now.as_second());
+        let whole = self.expires.saturating_sub(self.issued);
+        let end = Timestamp::from_second(self.expires).ok()?;
+        (left < whole / 3).then_some(end)
+    }
+}
+
 /// What a pod that is told to end knows of the DaemonSet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
@@ -274,7 +326,12 @@ pub fn decide_end(fate: &Fate, labels: Option<&Labels>, in_use: bool) -> End {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::install::manifests::{render_agent_pods, render_agent_removal};
+    use crate::{
+        install::manifests::{
+            render_agent_pods, render_agent_removal, render_rbac, render_volumes,
+        },
+        volume::lease::Terms,
+    };
 
     fn wish() -> AgentPods {
         AgentPods {
@@ -309,6 +366,7 @@ mod tests {
         assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}, only]));
         let container = &pod["containers"][0];
         assert_eq!(container["image"], "wharf.dev/agent:1");
+        assert_eq!(pod["terminationGracePeriodSeconds"], json!(GRACE.as_secs()));
         let probe = json!([
             format!("{}/wharf", place::PROGRAMS),
             "agent",
@@ -337,6 +395,74 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, 6);
+    }
+
+    #[test]
+    fn rights_of_an_installers_agents_are_neither_changed_nor_removed() {
+        let names = |text: &str| -> Vec<String> {
+            let rights = documents(text).into_iter().filter(|found| {
+                found["apiVersion"].as_str().is_some_and(|version| version.starts_with("rbac."))
+            });
+            rights.map(|found| found["metadata"]["name"].to_string()).collect()
+        };
+        let theirs = [names(&render_rbac()), names(&render_volumes())].concat();
+        let own = [render_agent_pods(&wish()), render_agent_removal(false)];
+        for own in own.map(|text| names(&text)) {
+            assert_eq!(own.len(), 12);
+            assert!(own.iter().all(|name| !theirs.contains(name)), "{own:?}");
+        }
+    }
+
+    #[test]
+    fn every_right_that_is_given_is_there() {
+        let documents = documents(&render_agent_pods(&wish()));
+        let is_role = |found: &Value, wanted: &Value| {
+            found["kind"] == wanted["kind"] && found["metadata"]["name"] == wanted["name"]
+        };
+        for binding in documents.iter().filter(|found| found["roleRef"].is_object()) {
+            let role = &binding["roleRef"];
+            assert!(documents.iter().any(|found| is_role(found, role)), "{binding}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_renewed_long_before_its_end_and_soon_after_it() {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        for (left, expected) in [
+            (24 * 3600, 3600),
+            (7200, 3600),
+            (3600, 1800),
+            (600, 300),
+            (90, 60),
+            (1, 60),
+            (0, 5),
+            (-1, 5),
+            (-24 * 3600, 5),
+        ] {
+            let end = Timestamp::from_second(1_000_000 + left).unwrap();
+            assert_eq!(decide_renewal(end, now), Duration::from_secs(expected), "{left}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_nobody_renews_is_noticed_long_before_its_end() {
+        let token =
+            |claims: &Value| format!("e30.{}.x", URL_SAFE_NO_PAD.encode(claims.to_string()));
+        let issued = 1_000_000;
+        let expires = issued + 24 * 3600;
+        let good = token(&json!({"iat": issued, "exp": expires, "sub": "x"}));
+        let life = TokenLife::read(&render_kubeconfig("https://s", "pem", &good)).unwrap();
+        let end = Timestamp::from_second(expires).unwrap();
+        for (hours, expected) in
+            [(0, None), (2, None), (16, None), (17, Some(end)), (25, Some(end))]
+        {
+            let now = Timestamp::from_second(issued + hours * 3600).unwrap();
+            assert_eq!(life.end_if_neglected(now), expected, "{hours}");
+        }
+        for bad in ["", "no token", "a.b.c", &token(&json!({"exp": expires}))] {
+            assert_eq!(TokenLife::read(&render_kubeconfig("https://s", "pem", bad)), None, "{bad}");
+        }
+        assert_eq!(TokenLife::read("apiVersion: v1\nusers: []\n"), None);
     }
 
     #[test]
@@ -392,6 +518,16 @@ mod tests {
                      /run/wharf-agent/agent.toml\n";
         assert!(unit.contains(start), "{unit}");
         assert!(unit.contains("KillMode=process\n"), "{unit}");
+    }
+
+    #[test]
+    fn an_agent_that_does_not_stop_is_ended_long_before_its_lease_is() {
+        let unit = render_unit();
+        assert!(unit.contains(&format!("TimeoutStopSec={}\n", agent::STOP_SECONDS)), "{unit}");
+        let terms = Terms::default();
+        // As little may be left of the lease when it is told to stop.
+        let left = terms.duration - terms.cut_within - terms.renew_every;
+        assert!(agent::STOP_SECONDS <= left.as_secs() * 2 / 3, "{left:?}");
     }
 
     #[test]

@@ -33,6 +33,7 @@ fn agents_of_an_image_serve_volumes_on_a_cluster_that_was_imported() {
     bed.send(&["create"], &bed.wish(MADE, &NODES)).ok();
     let trial = Trial { bed: &bed, image };
     trial.agents_of_the_installer_are_left_alone();
+    trial.they_are_after_the_cluster_was_taken_in_again();
     trial.make_it_somebody_elses();
     trial.load(&archive);
 
@@ -98,6 +99,16 @@ impl Trial<'_> {
         self.bed.world.local(&remove).exits(4);
     }
 
+    fn they_are_after_the_cluster_was_taken_in_again(&self) {
+        let file = self.bed.kubeconfig(MADE).display().to_string();
+        self.bed.world.local(&["cluster", "delete", MADE, "--mode", "forget", "--yes"]).ok();
+        self.bed.world.local(&["cluster", "import", NAME, "--kubeconfig", &file]).ok();
+        let refused = self.install(&[]).exits(4);
+        assert!(refused.stderr.contains("has agents of an installer"), "{refused:?}");
+        let remove = ["cluster", "agent", "remove", NAME, "--yes"];
+        self.bed.world.local(&remove).exits(4);
+    }
+
     /// Nothing of Wharf's agents is left but a program that keeps the pod network, under another name.
     fn make_it_somebody_elses(&self) {
         let gone = [
@@ -108,7 +119,7 @@ impl Trial<'_> {
         ];
         for objects in gone {
             let objects: Vec<&str> = objects.split(' ').collect();
-            self.bed.kubectl(MADE, &[&["delete", "--wait=false"], &objects[..]].concat()).unwrap();
+            self.kubectl(&[&["delete", "--wait=false"], &objects[..]].concat());
         }
         for (node, _) in NODES {
             let script = format!(
@@ -131,9 +142,6 @@ EOF
             );
             self.bed.host(node).run(&["sh", "-ec", &script]).unwrap();
         }
-        let file = self.bed.kubeconfig(MADE).display().to_string();
-        self.bed.world.local(&["cluster", "delete", MADE, "--mode", "forget", "--yes"]).ok();
-        self.bed.world.local(&["cluster", "import", NAME, "--kubeconfig", &file]).ok();
         wait_for("what agents had to be gone", DEADLINE, || {
             let left = self.kubectl(&["get", "crd,namespace,clusterrole,csidriver", "-o", "name"]);
             Ok((!left.contains("wharf")).then_some(()))

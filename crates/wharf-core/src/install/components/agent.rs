@@ -50,6 +50,9 @@ pub const GROWN: [&str; 16] = [
 pub const VOLUMES: &str = "/var/lib/wharf/volumes";
 /// What volumes need beside the agent: the driver that kubelet calls, and the proxy of block servers.
 pub const HELPERS: [&str; 2] = ["wharf-flex", "wharf-block"];
+/// While it stops the agent does not renew its lease, and volumes are cut off when that ends. So it is
+/// killed soon, which it bears at every step; the next one goes on with the lease.
+pub const STOP_SECONDS: u64 = 6;
 /// What Ethernet carries where nothing else is known.
 const USUAL_MTU: u32 = 1500;
 
@@ -98,6 +101,7 @@ pub fn service(config: &str) -> Service {
             "LimitNOFILE=65536".to_owned(),
             // The guard of volumes outlives the agent.
             "KillMode=process".to_owned(),
+            format!("TimeoutStopSec={STOP_SECONDS}"),
             // The words of applications go to the journal through the agent: none is left out.
             "LogRateLimitIntervalSec=0".to_owned(),
         ],
