@@ -21,6 +21,7 @@ use crate::{
     config::Config,
     health::Reporter,
     tasks::{Context, Ended},
+    tracker::Tracker,
 };
 
 mod publish;
@@ -84,7 +85,7 @@ struct Standing {
 }
 
 /// Keeps the link until the agent stops.
-pub async fn run(context: Context, reporter: Reporter) -> Ended {
+pub async fn run(context: Context, reporter: Reporter, tracker: Tracker) -> Ended {
     let stop = context.stop.clone();
     let saved = Saved::new(&context.config.persist_dir);
     let mut publisher = Publisher::new(context.clone(), reporter.clone());
@@ -105,6 +106,7 @@ pub async fn run(context: Context, reporter: Reporter) -> Ended {
         servers: Servers::new(&context.config, known.as_ref().map_or(&[], |known| &known.servers)),
         reports: Reports::new(&context),
         context: context.clone(),
+        tracker,
         reporter,
         publisher,
         saved,
@@ -120,6 +122,7 @@ pub async fn run(context: Context, reporter: Reporter) -> Ended {
 
 struct Link {
     context: Context,
+    tracker: Tracker,
     reporter: Reporter,
     publisher: Publisher,
     reports: Reports,

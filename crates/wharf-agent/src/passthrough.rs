@@ -3,7 +3,10 @@
 //! Which there should be is decided in `wharf-core` (`node::passthrough`). Several nodes write to the
 //! same definitions, so each change holds only for what was seen, and is decided anew otherwise.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use rtnetlink::{
     Handle, LinkUnspec, new_connection,
@@ -11,10 +14,10 @@ use rtnetlink::{
 };
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
-use tracing::info;
+use tracing::{info, warn};
 use wharf_api::node_files::AppInstanceConfig;
 use wharf_core::{
-    node::passthrough::{Action, App, Definition, decide_passthrough},
+    node::passthrough::{Action, App, Definition, Nodes, decide_passthrough, names_others},
     words::chain,
 };
 use wharf_kube::{Cluster, DefinitionSeen, KubeError};
@@ -108,11 +111,26 @@ async fn ensure(
     let down = links.down().await?;
     let known: Vec<Definition> = seen.iter().map(|seen| seen.definition.clone()).collect();
     let find = |name: &str| seen.iter().find(|seen| seen.definition.name == name);
-    for action in decide_passthrough(node, apps, &known, &down.keys().cloned().collect()) {
+    let all = if names_others(node, &known) { observe_nodes(cluster).await } else { None };
+    let nodes = Nodes { own: node, all: all.as_ref() };
+    for action in decide_passthrough(nodes, apps, &known, &down.keys().cloned().collect()) {
         carry_out(&action, cluster, namespace, find, &links, &down).await?;
         info!(?action, "changed the ports that applications use");
     }
     Ok(())
+}
+
+/// Read after the definitions: whoever wrote on them and is not here has left. `None` if they cannot
+/// be read, and then nobody counts as gone.
+async fn observe_nodes(cluster: &Cluster) -> Option<BTreeSet<String>> {
+    match cluster.node_addresses().await {
+        Ok(nodes) => Some(nodes.into_iter().map(|node| node.name).collect()),
+        Err(error) => {
+            let error = chain(&error);
+            warn!(error, "users of ports on nodes that left are not looked for");
+            None
+        }
+    }
 }
 
 async fn carry_out<'a>(

@@ -81,10 +81,11 @@ async fn open(
 fn start(context: Context) -> Tasks {
     let config = context.config.clone();
     let files = context.files.clone();
-    let tracker = Tracker::new(config.clone(), files.clone());
     let mut tasks = Tasks::new(context);
     let keeper = kube::Keeper::new(&config);
     let kube = keeper.as_ref().map(kube::Keeper::kube);
+    let reader = kube.as_ref().map(|kube| kube.reader.clone());
+    let tracker = Tracker::new(config.clone(), files.clone(), reader);
     if let Some(keeper) = keeper {
         drain::start(&mut tasks, &config, keeper.kube(), Orders::default());
         let kube = keeper.kube();
@@ -100,12 +101,12 @@ fn start(context: Context) -> Tasks {
         start_reports(&mut tasks, &keeper);
         tasks.start("kube", move |context, reporter| keeper.clone().run(context, reporter));
     }
-    start_status(&mut tasks, tracker, kube);
+    start_status(&mut tasks, tracker.clone(), kube);
     if config.logs.are_wanted() {
         tasks.start("logs", logs::run);
     }
     if config.server.is_some() {
-        tasks.start("link", link::run);
+        tasks.start("link", move |context, reporter| link::run(context, reporter, tracker.clone()));
     } else {
         // An agent that was linked may have left it: nobody is asked any more. What cannot be removed is
         // a fault of the task `files`.

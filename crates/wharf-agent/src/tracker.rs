@@ -3,14 +3,15 @@
 //! The items and their words are made in `wharf-core` (`node::tracker`); here the files are read
 //! ([`facts`]) and the peers asked ([`peers`]).
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use jiff::{Timestamp, Unit};
+use tokio::sync::watch;
 use wharf_api::trace::{AppTrace, ClusterTrace, TraceItem, TraceValue};
 use wharf_core::node::tracker::{Item, Said, find_stuck, trace, tri_state};
 use wharf_kube::Cluster;
 
-use crate::{config::Config, files::Files, status::Place};
+use crate::{config::Config, files::Files};
 
 mod facts;
 mod peers;
@@ -22,12 +23,18 @@ use facts::Reader;
 pub struct Tracker {
     config: Arc<Config>,
     reader: Reader,
+    cluster: Option<watch::Receiver<Option<Cluster>>>,
 }
 
 impl Tracker {
-    pub fn new(config: Arc<Config>, files: Files) -> Self {
+    /// `cluster` knows the peers; it is absent where the agent has no cluster.
+    pub fn new(
+        config: Arc<Config>,
+        files: Files,
+        cluster: Option<watch::Receiver<Option<Cluster>>>,
+    ) -> Self {
         let reader = Reader::new(files, &config.persist_dir);
-        Self { config, reader }
+        Self { config, reader, cluster }
     }
 
     /// An application on this node, by its name or id; the cluster alone where that is empty.
@@ -44,15 +51,14 @@ impl Tracker {
         }
     }
 
-    /// This node first, then every other one, whether it answers or not.
-    pub async fn cluster_app(
-        &self,
-        asked: &str,
-        place: &Place,
-        cluster: Option<Cluster>,
-    ) -> ClusterTrace {
+    /// This node first, then every other one, whether it answers or not. Peers are asked from this
+    /// address; without one from whichever leads to them.
+    pub async fn cluster_app(&self, asked: &str, from: Option<IpAddr>) -> ClusterTrace {
         let mut value = vec![self.app(asked)];
-        value.extend(peers::ask_all(&self.config, asked, place, cluster).await);
+        if let Some(cluster) = &self.cluster {
+            let cluster = cluster.borrow().clone();
+            value.extend(peers::ask_all(&self.config, asked, from, cluster).await);
+        }
         ClusterTrace { key: "cluster-app".to_owned(), value }
     }
 

@@ -73,6 +73,12 @@ fn ip(arguments: &[&str]) -> String {
 fn a_port_is_defined_for_all_who_use_it_and_its_definition_goes_with_the_last_of_them() {
     let server = server();
     let port = Port::new();
+    for name in ["n1", "n2"] {
+        create(
+            &server,
+            &json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } }),
+        );
+    }
     let (first, second) = (agent(&server, "n1", ""), agent(&server, "n2", ""));
     let native = |mode: u8| {
         json!({
@@ -122,6 +128,11 @@ fn a_port_is_defined_for_all_who_use_it_and_its_definition_goes_with_the_last_of
     expect(Some(format!("n1/{A},n2/{B}")));
     first.unpublish(&app_file(A));
     expect(Some(format!("n2/{B}")));
+    // A node that left the cluster cannot say that it uses the port no more.
+    let definition = format!("network-attachment-definitions/host-{}", port.0);
+    let users = format!("wharf.dev/used-by=n2/{B},n3/{A}");
+    let annotate = ["annotate", "--overwrite", "-n", NAMESPACE, &definition, &users];
+    kubectl(&server, &annotate, &Value::Null);
     second.unpublish(&app_file(B));
     expect(None);
     for agent in [&first, &second] {

@@ -27,6 +27,8 @@ pub const SERVER_NAME: &str = "link.wharf.internal";
 pub const ALIVE_EVERY: Duration = Duration::from_secs(15);
 /// Whoever hears nothing for so long gives the connection up.
 pub const SILENCE: Duration = Duration::from_secs(45);
+/// An agent has answered [`Down::Trace`] by then, whoever of its peers is silent.
+pub const TRACE_WITHIN: Duration = Duration::from_secs(10);
 /// The longest message: the configuration of a node with a thousand applications.
 pub const MAX_BYTES: usize = 8 << 20;
 

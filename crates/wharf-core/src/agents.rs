@@ -62,6 +62,13 @@ impl AgentRecord {
     }
 }
 
+/// The servers among these that hold a link to one of the agents, each once.
+pub fn linked_servers<'a>(agents: &[AgentRecord], members: &'a [ServerId]) -> Vec<&'a ServerId> {
+    let holds =
+        |member: &ServerId| agents.iter().any(|agent| agent.server.as_ref() == Some(member));
+    members.iter().filter(|member| holds(member)).collect()
+}
+
 /// How far a drain on the node is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DrainSaid {
@@ -124,5 +131,31 @@ impl JobPhase {
 
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|phase| phase.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_holds_links_as_long_as_it_is_a_member() {
+        let id = |name: &str| ServerId(name.to_owned());
+        let linked =
+            |server: Option<&str>| AgentRecord { server: server.map(id), ..AgentRecord::default() };
+        let members = [id("a"), id("b"), id("c")];
+        let rows: [(&[Option<&str>], &[&str]); 5] = [
+            (&[], &[]),
+            (&[None], &[]),
+            (&[Some("gone")], &[]),
+            (&[Some("b"), Some("b"), None], &["b"]),
+            (&[Some("c"), Some("a"), Some("gone")], &["a", "c"]),
+        ];
+        for (servers, expected) in rows {
+            let agents: Vec<_> = servers.iter().map(|server| linked(*server)).collect();
+            let found = linked_servers(&agents, &members);
+            let found: Vec<&str> = found.iter().map(|server| server.0.as_str()).collect();
+            assert_eq!(found, expected, "{servers:?}");
+        }
     }
 }

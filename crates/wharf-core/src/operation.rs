@@ -157,6 +157,9 @@ pub struct Leftover {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
     pub at: Timestamp,
+    /// Whom it concerns; empty for the whole cluster.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
     pub text: String,
 }
 
@@ -198,12 +201,36 @@ impl OperationRecord {
         u8::try_from(sum / self.phases.len().max(1)).unwrap_or(100).min(99)
     }
 
-    /// Adds a line to the log and forgets the oldest beyond [`LOG_LINES`].
+    /// Adds a line to the log that concerns the whole cluster.
     pub fn log(&mut self, at: Timestamp, text: impl Into<String>) {
-        self.log.push(LogLine { at, text: text.into() });
+        self.log_on("", at, text);
+    }
+
+    /// Adds a line to the log that concerns a host, and forgets the oldest beyond [`LOG_LINES`].
+    pub fn log_on(&mut self, host: &str, at: Timestamp, text: impl Into<String>) {
+        self.log.push(LogLine { at, host: host.to_owned(), text: text.into() });
         let surplus = self.log.len().saturating_sub(LOG_LINES);
         self.log.drain(..surplus);
         self.log_start += surplus as u64;
+    }
+
+    /// The log as a host should keep it: what concerns it, and what concerns the whole cluster.
+    pub fn render_log_of(&self, host: &str) -> String {
+        let concerns = |line: &&LogLine| line.host.is_empty() || line.host == host;
+        let lines = self.log.iter().filter(concerns);
+        lines.map(|line| format!("{} {}\n", line.at, line.text)).collect()
+    }
+
+    /// Adds why the run failed, for all hosts. What a step said that failed is in the log of its host
+    /// already: the others need to know no more than that.
+    pub fn log_failure(&mut self, at: Timestamp, sentence: &str) {
+        let broke = |phase: &&Phase| phase.state == Progress::Failed;
+        let is_told = self.phases.iter().filter(broke).any(|phase| {
+            let mut steps = self.steps.iter().filter(|step| step.phase == phase.name);
+            steps.any(|step| step.state == Progress::Failed)
+        });
+        let first = sentence.lines().next().unwrap_or_default();
+        self.log(at, format!("failed: {}", if is_told { first } else { sentence }));
     }
 }
 
@@ -254,5 +281,39 @@ mod tests {
         assert_eq!(run.log.len(), LOG_LINES);
         assert_eq!(run.log_start, 7);
         assert_eq!(run.log.first().map(|line| line.text.as_str()), Some("line 7"));
+    }
+
+    #[test]
+    fn a_host_keeps_its_own_lines_and_those_of_the_whole_cluster() {
+        let mut run = OperationRecord::new("demo", OperationKind::Create, NOW);
+        run.log(NOW, "prepare …");
+        run.log_on("n1", NOW, "n1: prepare: 3 changes");
+        run.log_on("n10", NOW, "failed: host n10: start wharf-agent\nno space left");
+        let at = "1970-01-01T00:00:00Z";
+        let whole = format!("{at} prepare …\n");
+        assert_eq!(run.render_log_of("n1"), format!("{whole}{at} n1: prepare: 3 changes\n"));
+        let failed = format!("{at} failed: host n10: start wharf-agent\nno space left\n");
+        assert_eq!(run.render_log_of("n10"), format!("{whole}{failed}"));
+        assert_eq!(run.render_log_of("n2"), whole);
+    }
+
+    #[test]
+    fn why_a_run_failed_is_told_to_all_hosts_and_in_full_where_no_step_has_told_it() {
+        let sentence = "host n1: start wharf-agent\nno space left";
+        let mut run = OperationRecord::new("demo", OperationKind::Create, NOW);
+        run.log_failure(NOW, sentence);
+        assert_eq!(run.render_log_of("n2"), format!("1970-01-01T00:00:00Z failed: {sentence}\n"));
+        let in_full = run.render_log_of("n2");
+        let first = "1970-01-01T00:00:00Z failed: host n1: start wharf-agent\n";
+        // That a machine is away, which the connecting found, is not why the run failed.
+        for (phase_state, expected) in
+            [(Progress::Done, in_full.as_str()), (Progress::Failed, first)]
+        {
+            run.log.clear();
+            run.phases = vec![phase("connect", phase_state)];
+            run.steps = vec![step("connect", "n1", Progress::Failed)];
+            run.log_failure(NOW, sentence);
+            assert_eq!(run.render_log_of("n2"), expected, "{phase_state:?}");
+        }
     }
 }

@@ -24,7 +24,7 @@ use wharf_store::{Page, Store, StoreResult, Stored, Txn, typed::key_of};
 
 pub use authority::AgentAuthorityRecord;
 pub(crate) use authority::{agent_of, authority, ensure};
-pub use board::{Board, Facts, follow};
+pub use board::{Board, Facts, TRACE, TraceError, follow};
 pub use config::membership;
 pub use engine::keep;
 pub use listener::{bind, serve};

@@ -6,6 +6,8 @@
 
 mod engine;
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use wharf_api::{
     app::AppSpec,
@@ -13,15 +15,22 @@ use wharf_api::{
     node_files::Uuid,
     trace::ClusterTrace,
 };
-use wharf_core::{access::AuditRecord, app::AppRecord, cluster::ClusterRecord};
+use wharf_core::{
+    access::AuditRecord,
+    agents::{AgentRecord, linked_servers},
+    app::AppRecord,
+    cluster::ClusterRecord,
+};
 use wharf_store::{Page, Revision, Store, StoreResult, Stored, Txn, typed::key_of};
 
 pub use engine::keep;
 
 use crate::{
     access::{Caller, audit},
+    agents::{TRACE, TraceError},
     app::AppState,
     clusters,
+    engine::Member,
     error::{ApiError, ApiResult, chain},
 };
 
@@ -178,14 +187,42 @@ pub async fn trace(
     id: &str,
 ) -> ApiResult<ClusterTrace> {
     clusters::get_served(app, caller, cluster).await?;
-    let away = |reason: String| {
-        ApiError::new(ErrorCode::ClusterUnavailable, format!("no agent could be asked: {reason}"))
-            .hint("`wharf node list` shows the links; ask the server that has them")
-    };
     // The agents know names as well, but only we tell the UUID from a name.
     let asked =
         get(app, caller, cluster, id).await.map_or_else(|_| id.to_owned(), |one| one.value.uuid);
-    app.agents.trace(cluster, &asked).await.map_err(away)
+    // Whoever asked is told what is wrong before the request is ended.
+    let limit = Duration::from_secs(app.config.limits.request_seconds);
+    let error = match app.agents.trace(cluster, &asked, TRACE.min(limit * 4 / 5)).await {
+        Ok(trace) => return Ok(trace),
+        Err(error) => error,
+    };
+    let hint = match error {
+        TraceError::NotLinked => where_linked(app, cluster).await?,
+        TraceError::Silent { .. } | TraceError::Failed { .. } => {
+            "`wharf agent status` on that node says more".to_owned()
+        }
+    };
+    let message = format!("no agent could be asked: {error}");
+    Err(ApiError::new(ErrorCode::ClusterUnavailable, message).hint(hint))
+}
+
+/// Which other server can ask the agents of a cluster.
+async fn where_linked(app: &AppState, cluster: &str) -> ApiResult<String> {
+    let (agents, _) = app.store.read_all::<AgentRecord>(&AgentRecord::key(cluster, "")).await?;
+    let agents: Vec<AgentRecord> = agents.into_iter().flatten().map(|agent| agent.value).collect();
+    let (members, _) = app.store.read_all::<Member>("").await?;
+    let members: Vec<Member> = members.into_iter().flatten().map(|member| member.value).collect();
+    let ids: Vec<_> = members.iter().map(|member| member.id.clone()).collect();
+    let holding = linked_servers(&agents, &ids);
+    let others = members.iter().filter(|other| other.id != app.me && holding.contains(&&other.id));
+    let others: Vec<String> =
+        others.map(|server| format!("{} ({})", server.id, server.address)).collect();
+    Ok(match others.is_empty() {
+        true => {
+            "no server has a link to one of them; `wharf agent status` on a node says why".into()
+        }
+        false => format!("ask with `--server` who has their links: {}", others.join(", ")),
+    })
 }
 
 fn check<'a>(

@@ -45,7 +45,7 @@ impl Link {
                             self.keep_identity(&certificate_pem, &key_pem.0);
                         }
                         Down::Trace { id, app } => {
-                            traces.push(trace::ask(self.context.config.clone(), address, id, app));
+                            traces.push(trace::answer(self.tracker.clone(), address, id, app));
                         }
                         Down::Refused { reason } => return Err(LinkError::Refused(reason)),
                         Down::Alive | Down::Unknown => {}

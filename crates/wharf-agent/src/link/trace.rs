@@ -1,67 +1,60 @@
-//! A question of the server about an application: this node's status server knows the answer, and
-//! asks the peers.
+//! A question of the server about an application. This node's tracker answers it, also where there is
+//! no status server: a cluster of few nodes has none.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::net::IpAddr;
 
-use hyper::Method;
 use wharf_api::{
     link::{NodeConfig, Up},
     trace::ClusterTrace,
 };
-use wharf_core::{node::serve::encode, words::chain};
 
-use crate::{
-    config::Config,
-    status::{
-        http::{self, Question},
-        server::read_token,
-    },
-};
+use crate::tracker::Tracker;
 
-/// Peers are asked for 5 s; the server waits for 10.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// An answer is a message of the link, and must leave room for the others.
 const MOST_BYTES: usize = 4 << 20;
 
-/// The address on which this node's status server listens, without its port.
-pub fn own_address(config: &NodeConfig) -> Option<std::net::IpAddr> {
+/// From where peers are asked: they hear their cluster's network only.
+pub fn own_address(config: &NodeConfig) -> Option<IpAddr> {
     config.cluster.as_ref()?.cluster_ip_prefix.map(|prefix| prefix.address)
 }
 
-pub async fn ask(
-    config: Arc<Config>,
-    address: Option<std::net::IpAddr>,
-    id: u64,
-    app: String,
-) -> Up {
-    let asked = match address {
-        Some(address) => get(&config, SocketAddr::new(address, config.status_port), &app).await,
-        None => Err("the node has no address in the cluster".to_owned()),
-    };
-    match asked {
+pub async fn answer(tracker: Tracker, from: Option<IpAddr>, id: u64, app: String) -> Up {
+    match fitting(tracker.cluster_app(&app, from).await) {
         Ok(trace) => Up::Trace { id, trace: Some(trace), error: None },
         Err(reason) => Up::Trace { id, trace: None, error: Some(reason) },
     }
 }
 
-async fn get(config: &Config, at: SocketAddr, app: &str) -> Result<ClusterTrace, String> {
-    let token = match &config.trace_token_file {
-        Some(file) => Some(
-            read_token(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?,
-        ),
-        None => None,
-    };
-    let question = Question {
-        method: Method::GET,
-        server: at,
-        from: None,
-        path: &format!("/cluster-app/{}", encode(app)),
-        token: token.as_deref(),
-        within: PATIENCE,
-        most_bytes: MOST_BYTES,
-    };
-    let answer = http::ask(&question).await.map_err(|error| format!("{at}: {}", chain(&error)))?;
-    if answer.code != 200 {
-        return Err(format!("{at} answered {}", answer.code));
+/// A message that is too long would end the link.
+fn fitting(trace: ClusterTrace) -> Result<ClusterTrace, String> {
+    let size = serde_json::to_vec(&trace).map_err(|error| error.to_string())?.len();
+    if size > MOST_BYTES {
+        return Err(format!("the answer has {size} bytes, more than {MOST_BYTES}"));
     }
-    serde_json::from_slice(&answer.body).map_err(|error| format!("{at}: {error}"))
+    Ok(trace)
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_api::trace::AppTrace;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_would_end_the_link_is_refused() {
+        let node = |length: usize| AppTrace {
+            hostname: "n1".to_owned(),
+            collect_time: None,
+            app_info: Vec::new(),
+            stuck: None,
+            errors: Some("x".repeat(length)),
+        };
+        let trace = |length: usize| ClusterTrace {
+            key: "cluster-app".to_owned(),
+            value: vec![node(length), node(length)],
+        };
+        assert!(fitting(trace(10)).is_ok());
+        let reason = fitting(trace(MOST_BYTES / 2)).unwrap_err();
+        assert!(reason.contains("more than 4194304"), "{reason}");
+    }
 }

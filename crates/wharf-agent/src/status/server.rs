@@ -46,7 +46,7 @@ pub const CLUSTER_ID: &str = "x-cluster-id";
 const MOST_CONNECTIONS: usize = 64;
 /// A request is a line and a few headers.
 const HEADERS_WITHIN: Duration = Duration::from_secs(5);
-/// A question to all peers takes five seconds, and the answer has to be read.
+/// A question to all peers takes ten seconds at most, and the answer has to be read.
 const CONNECTION_WITHIN: Duration = Duration::from_secs(60);
 /// What is under way when the address goes may end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -215,10 +215,8 @@ impl Desk {
             Ok(Route::Status) => self.status().await,
             Ok(Route::App(app)) => json(&self.sources.tracker.app(&app), true),
             Ok(Route::ClusterApp(app)) => {
-                let cluster = self.sources.cluster.as_ref();
-                let cluster = cluster.and_then(|cluster| cluster.borrow().clone());
-                let tracker = &self.sources.tracker;
-                json(&tracker.cluster_app(&app, &self.place, cluster).await, false)
+                let from = Some(self.place.address);
+                json(&self.sources.tracker.cluster_app(&app, from).await, false)
             }
             Err(refusal) => refuse(refusal),
         }

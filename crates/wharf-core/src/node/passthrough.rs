@@ -2,7 +2,8 @@
 //! by all who use it, gone with its last user.
 //!
 //! The definitions belong to the whole cluster. Who uses one is written on it, by node and
-//! application, so that no node takes away what another one needs.
+//! application, so that no node takes away what another one needs. A node that left the cluster
+//! cannot take its name off again: the others do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +22,32 @@ pub struct Definition {
     pub config: String,
     /// `<node>/<application>`. One that carries no such list is not ours.
     pub users: Option<BTreeSet<String>>,
+}
+
+/// Who decides, and whom it knows.
+#[derive(Debug, Clone, Copy)]
+pub struct Nodes<'a> {
+    pub own: &'a str,
+    /// Every Node of the cluster; `None` where they could not be read, and then nobody counts as gone.
+    pub all: Option<&'a BTreeSet<String>>,
+}
+
+impl Nodes<'_> {
+    /// The users on other nodes that there still are.
+    fn others(self, users: &BTreeSet<String>) -> BTreeSet<String> {
+        let stays = |user: &&String| match user.split_once('/') {
+            Some((node, _)) => node != self.own && self.all.is_none_or(|all| all.contains(node)),
+            // Nobody of ours writes such a thing.
+            None => true,
+        };
+        users.iter().filter(stays).cloned().collect()
+    }
+}
+
+/// Whether other nodes than this one are named as users, so that it matters which ones there are.
+pub fn names_others(own: &str, known: &[Definition]) -> bool {
+    let nodes = Nodes { own, all: None };
+    known.iter().filter_map(|one| one.users.as_ref()).any(|users| !nodes.others(users).is_empty())
 }
 
 /// All may be done twice; each is done only if the definition is still as it was seen.
@@ -42,7 +69,7 @@ pub enum Action {
 
 /// Decides which definitions there should be. Ports that are not up are in `down`.
 pub fn decide_passthrough(
-    node: &str,
+    nodes: Nodes<'_>,
     apps: &[App],
     known: &[Definition],
     down: &BTreeSet<String>,
@@ -51,7 +78,7 @@ pub fn decide_passthrough(
     for app in apps {
         for port in app.ports.iter().filter(|port| !port.is_empty()) {
             let (_, users) = wanted.entry(definition_name(port)).or_insert((port, BTreeSet::new()));
-            users.insert(format!("{node}/{}", app.uuid));
+            users.insert(format!("{}/{}", nodes.own, app.uuid));
         }
     }
     let mut actions = Vec::new();
@@ -61,15 +88,15 @@ pub fn decide_passthrough(
     let by_name: BTreeMap<&str, &Definition> =
         known.iter().map(|one| (one.name.as_str(), one)).collect();
     for (name, (port, users)) in &wanted {
-        actions.extend(keep(node, name, port, users, by_name.get(name.as_str()).copied()));
+        actions.extend(keep(nodes, name, port, users, by_name.get(name.as_str()).copied()));
     }
     let unwanted = known.iter().filter(|one| !wanted.contains_key(&one.name));
-    actions.extend(unwanted.filter_map(|one| let_go(node, one)));
+    actions.extend(unwanted.filter_map(|one| let_go(nodes, one)));
     actions
 }
 
 fn keep(
-    node: &str,
+    nodes: Nodes<'_>,
     name: &str,
     port: &str,
     users: &BTreeSet<String>,
@@ -79,7 +106,7 @@ fn keep(
     let mut all = users.clone();
     if let Some(known) = known {
         // Without a list somebody else made it, and cares for it.
-        all.extend(others(node, known.users.as_ref()?));
+        all.extend(nodes.others(known.users.as_ref()?));
         if known.users.as_ref() == Some(&all) && known.config == config {
             return None;
         }
@@ -88,19 +115,14 @@ fn keep(
 }
 
 /// This node uses it no more.
-fn let_go(node: &str, known: &Definition) -> Option<Action> {
+fn let_go(nodes: Nodes<'_>, known: &Definition) -> Option<Action> {
     let users = known.users.as_ref()?;
-    let others: BTreeSet<String> = others(node, users).collect();
+    let others = nodes.others(users);
     let (name, config) = (known.name.clone(), known.config.clone());
     if others.is_empty() {
         return Some(Action::Delete { name });
     }
     (others != *users).then_some(Action::Put { name, config, users: others })
-}
-
-fn others(node: &str, users: &BTreeSet<String>) -> impl Iterator<Item = String> {
-    let ours = format!("{node}/");
-    users.iter().filter(move |user| !user.starts_with(&ours)).cloned()
 }
 
 pub fn definition_name(port: &str) -> String {
@@ -136,8 +158,10 @@ mod tests {
         Action::Put { name, config, users: set(users) }
     }
 
+    const UNKNOWN: Nodes<'static> = Nodes { own: "n1", all: None };
+
     fn decide(apps: &[App], known: &[Definition]) -> Vec<Action> {
-        decide_passthrough("n1", apps, known, &BTreeSet::new())
+        decide_passthrough(UNKNOWN, apps, known, &BTreeSet::new())
     }
 
     #[test]
@@ -165,10 +189,42 @@ mod tests {
     }
 
     #[test]
+    fn users_on_nodes_that_left_the_cluster_are_forgotten_and_only_those() {
+        let gone = || vec![Action::Delete { name: "host-eth1".to_owned() }];
+        let here = [app("a", &["eth1"])];
+        let both = ["n1", "n2"];
+        let rows: [(&[App], &[&str], Option<&[&str]>, Vec<Action>); 8] = [
+            (&[], &["n2/c"], Some(&["n1"]), gone()),
+            (&[], &["n2/c", "n3/d"], Some(&both), vec![put(&["n2/c"])]),
+            (&[], &["n1/a", "n3/d"], Some(&both), gone()),
+            (&here, &["n1/a", "n3/d"], Some(&both), vec![put(&["n1/a"])]),
+            (&here, &["n1/a", "n2/c"], Some(&both), vec![]),
+            // Its own Node may not be made yet.
+            (&here, &["n1/a"], Some(&["n2"]), vec![]),
+            (&[], &["n2/c"], None, vec![]),
+            (&[], &["somebody"], Some(&both), vec![]),
+        ];
+        for (apps, users, all, expected) in rows {
+            let all = all.map(set);
+            let nodes = Nodes { own: "n1", all: all.as_ref() };
+            let known = [known(Some(users))];
+            let decided = decide_passthrough(nodes, apps, &known, &BTreeSet::new());
+            assert_eq!(decided, expected, "{users:?} of {all:?}");
+        }
+    }
+
+    #[test]
+    fn which_nodes_there_are_matters_only_where_others_are_named() {
+        assert!(!names_others("n1", &[]));
+        assert!(!names_others("n1", &[known(None), known(Some(&["n1/a"]))]));
+        assert!(names_others("n1", &[known(None), known(Some(&["n1/a", "n2/c"]))]));
+    }
+
+    #[test]
     fn a_definition_that_was_changed_is_put_right_and_the_link_is_lifted() {
         let bent = Definition { config: "{}".to_owned(), ..known(Some(&["n1/a"])) };
         let apps = [app("a", &["eth1", ""])];
-        let actions = decide_passthrough("n1", &apps, &[bent], &set(&["eth1", "eth9"]));
+        let actions = decide_passthrough(UNKNOWN, &apps, &[bent], &set(&["eth1", "eth9"]));
         assert_eq!(actions, [Action::LinkUp { port: "eth1".to_owned() }, put(&["n1/a"])]);
         let config: serde_json::Value = serde_json::from_str(&render_config("eth1")).unwrap();
         assert_eq!(config["cniVersion"], "0.3.1");

@@ -11,9 +11,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot, watch};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
-use wharf_api::trace::ClusterTrace;
+use wharf_api::{link::TRACE_WITHIN, trace::ClusterTrace};
 use wharf_core::{agents::NodeOperation, app::AppRecord, cluster::ClusterRecord};
 use wharf_pki::AgentAuthority;
 use wharf_store::{Change, Store, StoreError, StoreResult, typed::key_of};
@@ -22,8 +26,10 @@ use crate::{app::App, engine::Member, error::chain};
 
 /// How long to wait before trying again after the store failed.
 const RETRY: Duration = Duration::from_secs(1);
-/// An agent asks its peers for 5 s at most.
-const TRACE: Duration = Duration::from_secs(10);
+/// An agent that is asked when the time of the first is over has all of its own yet.
+pub const TRACE: Duration = Duration::from_secs(2 * TRACE_WITHIN.as_secs());
+/// One that is well answers sooner, unless its peers hang: then it is waited for, beside the next.
+const NEXT_AFTER: Duration = Duration::from_secs(3);
 /// Questions that wait for one agent.
 pub const QUESTIONS: usize = 8;
 
@@ -52,6 +58,17 @@ struct Link {
 pub struct Question {
     pub app: String,
     pub answer: oneshot::Sender<Result<ClusterTrace, String>>,
+}
+
+/// Why nobody said what agents know of an application.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TraceError {
+    #[error("none is linked to this server")]
+    NotLinked,
+    #[error("no answer of {nodes} within {} s", within.as_secs())]
+    Silent { nodes: String, within: Duration },
+    #[error("{node}: {reason}")]
+    Failed { node: String, reason: String },
 }
 
 /// What all sessions of a cluster need to know of it.
@@ -108,27 +125,46 @@ impl Board {
         }
     }
 
-    /// Asks an agent of the cluster what all of them know of an application.
-    pub async fn trace(&self, cluster: &str, app: &str) -> Result<ClusterTrace, String> {
-        let agents: Vec<mpsc::Sender<Question>> = match self.clusters().get(cluster) {
-            Some(linked) => linked.links().values().map(|link| link.questions.clone()).collect(),
-            None => Vec::new(),
-        };
-        let mut trouble = "no agent of the cluster is linked to this server".to_owned();
-        for agent in agents {
-            let (answer, answered) = oneshot::channel();
-            if agent.try_send(Question { app: app.to_owned(), answer }).is_err() {
-                continue;
+    /// Asks agents of the cluster what all of them know of an application, one after the other, until
+    /// one answers or the time is over. One that hangs is no reason to leave the others out.
+    pub async fn trace(
+        &self,
+        cluster: &str,
+        app: &str,
+        within: Duration,
+    ) -> Result<ClusterTrace, TraceError> {
+        let end = Instant::now() + within;
+        let mut agents = self.desks(cluster).into_iter();
+        let mut asked = FuturesUnordered::new();
+        let mut silent = Vec::new();
+        let mut last = TraceError::NotLinked;
+        loop {
+            if let Some((node, agent)) = agents.next() {
+                silent.push(node.clone());
+                asked.push(ask(node, agent, app));
             }
-            match tokio::time::timeout(TRACE, answered).await {
-                Ok(Ok(Ok(trace))) => return Ok(trace),
-                Ok(Ok(Err(reason))) => trouble = reason,
-                Ok(Err(_)) => "the link was lost".clone_into(&mut trouble),
-                // Others would take as long.
-                Err(_) => return Err(format!("no answer within {} s", TRACE.as_secs())),
+            tokio::select! {
+                answer = asked.next() => match answer {
+                    Some((_, Ok(trace))) => return Ok(trace),
+                    Some((node, Err(reason))) => {
+                        silent.retain(|other| *other != node);
+                        last = TraceError::Failed { node, reason };
+                    }
+                    None => return Err(last),
+                },
+                () = sleep(NEXT_AFTER), if agents.len() > 0 => {}
+                () = sleep_until(end) => {
+                    return Err(TraceError::Silent { nodes: silent.join(", "), within });
+                }
             }
         }
-        Err(trouble)
+    }
+
+    /// Where the agents of a cluster take questions, in no order: none of them gets all.
+    fn desks(&self, cluster: &str) -> Vec<(String, mpsc::Sender<Question>)> {
+        let Some(linked) = self.clusters().get(cluster).cloned() else { return Vec::new() };
+        let links = linked.links();
+        links.iter().map(|(node, link)| (node.clone(), link.questions.clone())).collect()
     }
 
     fn clusters(&self) -> MutexGuard<'_, HashMap<String, Arc<Linked>>> {
@@ -152,6 +188,20 @@ impl Board {
             None => Ok(()),
         }
     }
+}
+
+/// The answer of one agent, however long it takes.
+async fn ask(
+    node: String,
+    agent: mpsc::Sender<Question>,
+    app: &str,
+) -> (String, Result<ClusterTrace, String>) {
+    let (answer, answered) = oneshot::channel();
+    if agent.try_send(Question { app: app.to_owned(), answer }).is_err() {
+        return (node, Err("it has more questions than it answers".to_owned()));
+    }
+    let answered = answered.await.unwrap_or_else(|_| Err("the link was lost".to_owned()));
+    (node, answered)
 }
 
 impl Default for Linked {
@@ -251,4 +301,74 @@ async fn follow_once(app: &App) -> Result<std::convert::Infallible, StoreError> 
 /// `app/demo/0b1a…` and `cluster/demo` are of the cluster `demo`.
 fn cluster_of(change: &Change) -> Option<&str> {
     change.key().split('/').nth(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_store::{StoreLocation, StoreOptions};
+
+    use super::*;
+
+    struct Scene {
+        _dir: tempfile::TempDir,
+        store: Store,
+        board: Board,
+    }
+
+    async fn scene() -> Scene {
+        let dir = tempfile::tempdir().unwrap();
+        let location = StoreLocation::Embedded { data_dir: dir.path().to_owned() };
+        let store = Store::open(&StoreOptions { location }).await.unwrap();
+        let authority = AgentAuthority::new(jiff::Timestamp::now()).unwrap();
+        Scene { _dir: dir, store, board: Board::new(authority, 0) }
+    }
+
+    impl Scene {
+        async fn link(&self, node: &str) -> Held {
+            self.board.link(&self.store, "demo", node).await.unwrap()
+        }
+
+        async fn trace(&self, within: Duration) -> Result<ClusterTrace, TraceError> {
+            self.board.trace("demo", "web", within).await
+        }
+    }
+
+    fn trace() -> ClusterTrace {
+        ClusterTrace { key: "cluster-app".to_owned(), value: Vec::new() }
+    }
+
+    /// An agent that says the same to everybody.
+    fn answers(mut held: Held, answer: Result<ClusterTrace, String>) {
+        tokio::spawn(async move {
+            while let Some(question) = held.questions.recv().await {
+                let _ = question.answer.send(answer.clone());
+            }
+        });
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_hangs_leaves_the_question_to_the_next_one() {
+        let scene = scene().await;
+        let _hang = [scene.link("n1").await, scene.link("n2").await];
+        answers(scene.link("n3").await, Err("its disk is gone".to_owned()));
+        answers(scene.link("n4").await, Ok(trace()));
+        // Whoever is asked first: links have no order.
+        assert_eq!(scene.trace(TRACE).await, Ok(trace()));
+    }
+
+    #[tokio::test]
+    async fn who_gives_no_answer_is_named() {
+        let scene = scene().await;
+        assert_eq!(scene.trace(TRACE).await, Err(TraceError::NotLinked));
+        answers(scene.link("n2").await, Err("its disk is gone".to_owned()));
+        let failed = scene.trace(TRACE).await.unwrap_err();
+        assert_eq!(failed.to_string(), "n2: its disk is gone");
+        let hangs = scene.link("n1").await;
+        let within = NEXT_AFTER + Duration::from_secs(1);
+        let silent = scene.trace(within).await.unwrap_err();
+        assert_eq!(silent.to_string(), "no answer of n1 within 4 s");
+        drop(hangs);
+        let lost = scene.trace(TRACE).await.unwrap_err();
+        assert!(matches!(lost, TraceError::Failed { .. }), "{lost}");
+    }
 }

@@ -58,9 +58,14 @@ impl Journal {
     }
 
     pub fn log(&self, text: impl Into<String>) {
+        self.log_on("", text);
+    }
+
+    /// What concerns one host alone, which the text names for those who read the log of all.
+    pub fn log_on(&self, host: &str, text: impl Into<String>) {
         let text = text.into();
         tracing::info!(operation = self.inner.id, "{text}");
-        self.change(|record, now| record.log(now, text));
+        self.change(|record, now| record.log_on(host, now, text));
     }
 
     /// Says which phases there will be. A run that goes on after a restart begins them anew.
@@ -126,7 +131,9 @@ impl Journal {
                 end(step, result.as_ref().err(), now);
             }
             if let Err(failure) = &result {
-                record.log(now, format!("failed: {}", failure.sentence()));
+                // What the server does for all may fail because of one.
+                let host = if host.is_empty() { failure.host.as_str() } else { host };
+                record.log_on(host, now, format!("failed: {}", failure.sentence()));
             }
         });
         result

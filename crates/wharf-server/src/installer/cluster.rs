@@ -188,7 +188,8 @@ pub async fn take_turn(walk: &Walk<'_>, node: &NodeRecord) -> Outcome<Claim> {
                 Ok(claim) => return claim,
                 Err(refusal) if last.as_ref() == Some(&refusal) => {}
                 Err(refusal) => {
-                    walk.job.journal.log(format!("{}: waits: {refusal}", spec.name));
+                    let text = format!("{}: waits: {refusal}", spec.name);
+                    walk.job.journal.log_on(&spec.name, text);
                     last = Some(refusal);
                 }
             }
@@ -238,12 +239,13 @@ async fn drain(api: &Cluster, node: &str, policy: &Policy, journal: &Journal) ->
         if report.given_up > given_up {
             given_up = report.given_up;
             let why = "the node has not been ready for long, so nobody there ends them";
-            journal.log(format!("{node}: {given_up} terminating pods count as gone: {why}"));
+            let text = format!("{node}: {given_up} terminating pods count as gone: {why}");
+            journal.log_on(node, text);
         }
         let waiting: Vec<String> = report.waiting.iter().map(ToString::to_string).collect();
         let text = format!("{} pods have to leave yet; {}", report.left, waiting.join("; "));
         if !waiting.is_empty() && text != told {
-            journal.log(format!("{node}: {text}"));
+            journal.log_on(node, format!("{node}: {text}"));
             told = text;
         }
     };

@@ -13,7 +13,7 @@ use wharf_core::{
         allocate::{allocate_pod_cidrs, choose_etcd_starts},
         document::Stage,
         facts::HostFacts,
-        host::{Change, HostDocument, HostReport},
+        host::{Change, HostDocument, HostReport, place},
         preflight::decide_preflight,
     },
     operation::Leftover,
@@ -49,9 +49,13 @@ const PHASES: [&str; 13] = [
     "remove",
 ];
 
-/// For `sh -s -- TEXT`. Readers of the tracker know the file by this name.
-const LEAVE_LOG: &str =
-    "mkdir -p /persist/kubelog && printf '%s' \"$1\" > /persist/kubelog/k3s-install.log\n";
+/// For `sh -c`, with the record of what was made on the host: without one nobody would ever remove
+/// the log. Readers of the tracker know it by this name.
+const LEAVE_LOG: &str = "\
+test -e \"$0\" || exit 0; log=/persist/kubelog/k3s-install.log; \
+mkdir -p /persist/kubelog && cat > $log.new && mv $log.new $log";
+/// For the log on all hosts: it must not keep anybody from learning how the operation ended.
+const LOG_WITHIN: Duration = Duration::from_secs(10);
 
 /// A walk through the phases, with what it has found so far.
 pub struct Walk<'a> {
@@ -83,22 +87,30 @@ pub async fn converge(job: &Job) -> Outcome<Done> {
     walk.nodes = walk.choose().await?;
     walk.facts = journal.phase("preflight", walk.observe()).await?;
     let pki = journal.phase("certificates", walk.certificates()).await?;
-    journal.phase("upload", walk.upload(&pki)).await?;
-    journal.phase("prepare", walk.apply("prepare", &pki, Stage::Prepare, |_| true)).await?;
-    let images = journal.phase("images", walk.import(&pki));
+    // From here on hosts are changed, and each keeps what was done to it, however that ends.
+    let ended = carry_out(&mut walk, &pki).await;
+    walk.leave_log(ended.as_ref().err()).await;
+    ended
+}
+
+/// What changes the hosts.
+async fn carry_out(walk: &mut Walk<'_>, pki: &ClusterPki) -> Outcome<Done> {
+    let journal = &walk.job.journal;
+    journal.phase("upload", walk.upload(pki)).await?;
+    journal.phase("prepare", walk.apply("prepare", pki, Stage::Prepare, |_| true)).await?;
+    let images = journal.phase("images", walk.import(pki));
     let control = async {
-        journal.phase("etcd", members::ensure(&walk, &pki)).await?;
-        journal.phase("controlplane", walk.controlplane(&pki)).await
+        journal.phase("etcd", members::ensure(walk, pki)).await?;
+        journal.phase("controlplane", walk.controlplane(pki)).await
     };
     both(images, control).await?;
-    let nodes = journal.phase("nodes", walk.join(&pki));
-    let furnish = journal.phase("cluster", cluster::furnish(&walk, &pki));
+    let nodes = journal.phase("nodes", walk.join(pki));
+    let furnish = journal.phase("cluster", cluster::furnish(walk, pki));
     both(nodes, furnish).await?;
-    journal.phase("verify", cluster::verify(&walk, &pki)).await?;
-    journal.phase("addons", cluster::extend(&walk, &pki)).await?;
+    journal.phase("verify", cluster::verify(walk, pki)).await?;
+    journal.phase("addons", cluster::extend(walk, pki)).await?;
     walk.settle().await?;
-    walk.leave_log().await;
-    let leftovers = journal.phase("remove", walk.remove(&pki)).await?;
+    let leftovers = journal.phase("remove", walk.remove(pki)).await?;
     Ok(Done { leftovers })
 }
 
@@ -227,9 +239,8 @@ impl Walk<'_> {
                 // It stays as it is: the update must not depend on a machine that is down.
                 Err(failure) if self.is_installed(&node.name) => {
                     let why = failure.sentence();
-                    self.job
-                        .journal
-                        .log(format!("left as it is, update again once it is back: {why}"));
+                    let text = format!("left as it is, update again once it is back: {why}");
+                    self.job.journal.log_on(&node.name, text);
                     Ok(None)
                 }
                 Err(failure) => Err(failure),
@@ -326,7 +337,7 @@ impl Walk<'_> {
         let name = format!("{stage:?}").to_lowercase();
         let report = self.job.journal.step(phase, host.name(), &name, apply).await?;
         if let Some(text) = tell(&report.changes) {
-            self.job.journal.log(format!("{}: {name}: {text}", host.name()));
+            self.job.journal.log_on(host.name(), format!("{}: {name}: {text}", host.name()));
         }
         Ok(report)
     }
@@ -370,17 +381,24 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Leaves the log on each host, where the tracker of its agent looks for it. It helps who looks
-    /// for a fault later; an installation does not fail for want of it.
-    async fn leave_log(&self) {
-        let lines = self.job.journal.snapshot().log;
-        let lines = lines.iter().map(|line| format!("{} {}\n", line.at, line.text));
-        let arguments = [lines.collect::<String>()];
-        let leave = async |host: &Host| host.ask(LEAVE_LOG, &arguments).await.map(drop);
-        if let Err(failure) = all(self.hosts.values().map(leave).collect()).await {
-            let why = failure.sentence();
-            tracing::warn!(cluster = self.job.cluster, why, "the log was not left on all hosts");
+    /// Leaves its log on each host, where the tracker of its agent looks for it. It helps who looks
+    /// for a fault later: an operation neither fails nor waits long for want of it.
+    async fn leave_log(&self, failure: Option<&Failure>) {
+        let mut record = self.job.journal.snapshot();
+        if let Some(failure) = failure {
+            record.log_failure(Timestamp::now(), &failure.sentence());
         }
+        let leave = async |host: &Host| {
+            let words = ["sh", "-c", LEAVE_LOG, place::MADE];
+            host.feed(&words, record.render_log_of(host.name()), LOG_WITHIN).await
+        };
+        let leave = all(self.hosts.values().map(leave).collect());
+        let why = match tokio::time::timeout(LOG_WITHIN, leave).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(failure)) => failure.sentence(),
+            Err(_) => format!("{} s were not enough", LOG_WITHIN.as_secs()),
+        };
+        tracing::warn!(cluster = self.job.cluster, why, "the log was not left on all hosts");
     }
 
     /// Notes that the nodes of the wish are installed.

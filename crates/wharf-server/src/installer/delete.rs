@@ -185,7 +185,7 @@ impl Cleaning<'_> {
         host.upload_program(&self.program).await?;
         let report = host.remove(&self.program.file).await?;
         for note in &report.notes {
-            journal.log(format!("{}: {note}", node.name));
+            journal.log_on(&node.name, format!("{}: {note}", node.name));
         }
         let item = |left: HostLeftover| format!("{}: {}", left.item, left.reason);
         Ok(report.leftovers.into_iter().map(item).collect())

@@ -177,7 +177,8 @@ impl Host {
         missing.extend(self.missing(&others.collect::<Vec<_>>()).await?);
         for file in missing {
             let mib = file.size >> 20;
-            journal.log(format!("{}: uploading {} ({mib} MiB)", self.name(), file.path));
+            let text = format!("{}: uploading {} ({mib} MiB)", self.name(), file.path);
+            journal.log_on(self.name(), text);
             self.upload_one(&file, supply).await?;
         }
         Ok(())
@@ -281,6 +282,13 @@ impl Host {
     pub async fn run(&self, argv: &[&str], deadline: Duration) -> Outcome<String> {
         let command = Command::new(argv.iter().copied()).as_root().timeout(deadline);
         Ok(self.session.run(&command).await.map_err(failed)?.stdout_text())
+    }
+
+    /// Runs a program of ours on the host as root, which reads this text.
+    pub async fn feed(&self, argv: &[&str], text: String, deadline: Duration) -> Outcome<()> {
+        let command = Command::new(argv.iter().copied());
+        let command = command.stdin(text).as_root().timeout(deadline);
+        self.session.run(&command).await.map(drop).map_err(failed)
     }
 
     pub async fn exists(&self, path: &str) -> Outcome<bool> {

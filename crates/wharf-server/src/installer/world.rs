@@ -250,7 +250,8 @@ pub fn judge(findings: &[Finding], journal: &Journal) -> Outcome<()> {
     for finding in findings {
         match finding.severity {
             Severity::Warning => {
-                journal.log(format!("warning: {}: {}", finding.node, finding.message));
+                let text = format!("warning: {}: {}", finding.node, finding.message);
+                journal.log_on(&finding.node, text);
             }
             Severity::Error => {
                 let failure = Failure::on(&finding.node, finding.message.clone());

@@ -198,4 +198,8 @@ fn a_machine_that_reboots(bed: &Bed, wish: &Value) {
     assert_eq!(ended["state"], "failed", "{ended}");
     assert!(ended["error"].as_str().unwrap().contains("host node2: "), "{ended}");
     assert!(ended["hint"].as_str().unwrap().contains("once it is back, try again"), "{ended}");
+    // Where the tracker looks for it, and without what concerns another machine alone.
+    let log = shell(bed.host("node1"), "cat /persist/kubelog/k3s-install.log");
+    assert!(log.contains("node1: prepare: ") && !log.contains("node2: prepare: "), "{log}");
+    assert!(log.lines().last().unwrap().contains(" failed: host node2: "), "{log}");
 }

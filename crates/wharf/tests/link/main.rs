@@ -281,6 +281,36 @@ async fn applications_are_stored_told_to_every_node_and_taken_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_application_is_traced_in_a_cluster_that_is_too_small_for_status_servers() {
+    let world = World::start(2).await;
+    world.create_app(json!({ "name": "web", "config": { "Activate": true } })).await;
+    let (status, refused) = world.get("/clusters/demo/apps/web/trace").await;
+    assert_eq!(status, 503, "{refused}");
+    let hint = refused["hint"].as_str().unwrap();
+    assert!(hint.contains("no server has a link"), "{refused}");
+    world.link_elsewhere("n2").await;
+    let hint = world.get("/clusters/demo/apps/web/trace").await.1["hint"].clone();
+    assert_eq!(hint, "ask with `--server` who has their links: other-1 (192.0.2.7:8443)");
+
+    let node = Node::start(&world, "n1").await;
+    node.wait_until_keys::<AppInstanceConfig>("zedagent", 1).await;
+    assert!(node.read_at::<EdgeNodeClusterConfig>("zedagent", "global").is_none());
+    let mut trace = json!(null);
+    eventually(async || {
+        trace = world.get("/clusters/demo/apps/web/trace").await.1;
+        trace["value"][0]["appInfo"].as_array().is_some_and(|items| items.len() > 5)
+    })
+    .await;
+    let told = trace["value"].as_array().unwrap();
+    let names: Vec<_> = told.iter().map(|node| node["hostname"].as_str().unwrap()).collect();
+    assert_eq!(names, ["n1", "peers"], "{trace}");
+    let reason = told[1]["errors"].as_str().unwrap();
+    assert!(reason.contains("no kubeconfig"), "what could not be asked is told: {reason}");
+    node.stop().await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_speaks_for_a_node_that_is_not_his() {
     let world = World::start(3).await;
     // Of another cluster of the same name, of a node that is not there, and of nobody's authority.

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use wharf_agent::{
     config::{Config as AgentConfig, Role},
@@ -20,14 +21,19 @@ use wharf_agent::{
     health::Health,
     link,
     tasks::{Context, Tasks},
+    tracker::Tracker,
 };
 use wharf_api::node_files::NodeFile;
-use wharf_core::cluster::{
-    ClusterRecord, ClusterSpec, ClusterState, NodeRecord, NodeRole, NodeSpec, Origin,
+use wharf_core::{
+    agents::AgentRecord,
+    cluster::{
+        ClusterRecord, ClusterSpec, ClusterState, NodeRecord, NodeRole, NodeSpec, Origin, ServerId,
+    },
 };
 use wharf_pki::{Agent, AgentAuthority, CertKey, ClusterPki};
 use wharf_server::{
     Config, Running,
+    engine::Member,
     vault::{self, Vault},
 };
 use wharf_store::{Outcome, Txn};
@@ -235,6 +241,28 @@ impl World {
         made
     }
 
+    /// As if another server held the link of a node.
+    pub async fn link_elsewhere(&self, node: &str) {
+        let (now, id) = (Timestamp::now(), ServerId("other-1".to_owned()));
+        let agent = AgentRecord {
+            cluster: "demo".to_owned(),
+            node: node.to_owned(),
+            server: Some(id.clone()),
+            ..AgentRecord::default()
+        };
+        let member = Member {
+            id,
+            address: "192.0.2.7:8443".to_owned(),
+            agents: Vec::new(),
+            version: String::new(),
+            started_at: now,
+        };
+        let txn = Txn::new().write(&AgentRecord::key("demo", node), &agent, now, None).unwrap();
+        let txn = txn.write("other-1", &member, now, None).unwrap();
+        let store = &self.running.as_ref().unwrap().app.store;
+        assert!(matches!(store.commit(txn).await.unwrap(), Outcome::Committed(_)));
+    }
+
     fn issue(&self, node: &str, identity: &str) -> CertKey {
         let [cluster, identity, node] = ["demo", identity, node].map(str::to_owned);
         let authority = &self.running.as_ref().unwrap().app.agents.authority;
@@ -322,8 +350,11 @@ impl Node {
             health: health.clone(),
             stop: stop.clone(),
         };
+        // A host whose kubeconfig is not there yet.
+        let kubeconfig = Some(watch::Sender::new(None).subscribe());
+        let tracker = Tracker::new(context.config.clone(), files.clone(), kubeconfig);
         let mut tasks = Tasks::new(context);
-        tasks.start("link", link::run);
+        tasks.start("link", move |context, reporter| link::run(context, reporter, tracker.clone()));
         let name = name.to_owned();
         Self { dir, name, files, health, first_certificate, stop, tasks }
     }
