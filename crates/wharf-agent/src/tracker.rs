@@ -10,7 +10,7 @@ use wharf_api::trace::{AppTrace, ClusterTrace, TraceItem, TraceValue};
 use wharf_core::node::tracker::{Item, Said, find_stuck, trace, tri_state};
 use wharf_kube::Cluster;
 
-use crate::{config::Config, files::Files, status::Place};
+use crate::{config::Config, files::Files, health::Reporter, status::Place};
 
 mod facts;
 mod peers;
@@ -44,15 +44,17 @@ impl Tracker {
         }
     }
 
-    /// This node first, then every other one, whether it answers or not.
+    /// This node first, then every other one, whether it answers or not. Answers that are none are
+    /// counted by the task that asks.
     pub async fn cluster_app(
         &self,
         asked: &str,
         place: &Place,
         cluster: Option<Cluster>,
+        reporter: &Reporter,
     ) -> ClusterTrace {
         let mut value = vec![self.app(asked)];
-        value.extend(peers::ask_all(&self.config, asked, place, cluster).await);
+        value.extend(peers::ask_all(&self.config, asked, place, cluster, reporter).await);
         ClusterTrace { key: "cluster-app".to_owned(), value }
     }
 

@@ -55,6 +55,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// The answer to everybody who asks in this time.
 const ETCD_FOR: Duration = Duration::from_secs(5);
 const TOKEN_SUBJECT: &str = "the token's file";
+const REFUSED: &str = "refused requests";
 
 /// What the server answers from.
 #[derive(Clone)]
@@ -218,9 +219,15 @@ impl Desk {
                 let cluster = self.sources.cluster.as_ref();
                 let cluster = cluster.and_then(|cluster| cluster.borrow().clone());
                 let tracker = &self.sources.tracker;
-                json(&tracker.cluster_app(&app, &self.place, cluster).await, false)
+                let trace = tracker.cluster_app(&app, &self.place, cluster, &self.reporter).await;
+                json(&trace, false)
             }
-            Err(refusal) => refuse(refusal),
+            Err(refusal) => {
+                if refusal.is_of_a_stranger() {
+                    self.reporter.tally(REFUSED, &format!("from {peer}: {refusal}"));
+                }
+                refuse(refusal)
+            }
         }
     }
 
