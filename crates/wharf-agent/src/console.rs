@@ -34,6 +34,7 @@ const MODE: u32 = 0o644;
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 const MACHINES: &str = "virtual machines";
 const PROGRAM: &str = "the console's program";
+const LEFT: &str = "a program of an earlier agent";
 
 pub async fn run(context: Context, reporter: Reporter, kube: Kube) -> Ended {
     let mut apps = context.files.watch::<AppInstanceConfig>("zedagent");
@@ -59,7 +60,7 @@ pub async fn run(context: Context, reporter: Reporter, kube: Kube) -> Ended {
             () = context.stop.cancelled() => break,
             () = apps.changed() => {}
             () = desk.served.ended() => {}
-            () = sleep(LOOK_EVERY), if busy => {}
+            () = sleep(LOOK_EVERY), if busy || desk.served.may_have_left() => {}
         }
         if let Some(now) = apps.current() {
             known = now;
@@ -92,6 +93,10 @@ struct Desk {
 
 impl Desk {
     async fn look(&mut self, apps: &[App], reporter: &Reporter) {
+        match self.served.end_left().await {
+            Ok(()) => reporter.clear(LEFT),
+            Err(error) => reporter.fault(LEFT, &chain(&error)),
+        }
         let busy = apps.iter().any(|app| app.wanted);
         let machines = if busy { self.machines(reporter).await } else { Some(Vec::new()) };
         // After a restart nobody remembers whose console it is: before anybody answers, it stays.

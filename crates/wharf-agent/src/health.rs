@@ -48,7 +48,16 @@ struct Task {
     restarts: u32,
     faults: BTreeMap<String, (String, Timestamp)>,
     conditions: BTreeMap<&'static str, (String, Timestamp)>,
+    tallies: BTreeMap<&'static str, Tally>,
     more: bool,
+}
+
+/// How often something happened, and the last of it.
+#[derive(Debug)]
+struct Tally {
+    count: u64,
+    last: String,
+    at: Timestamp,
 }
 
 impl Health {
@@ -138,6 +147,17 @@ impl Reporter {
         });
     }
 
+    /// Counts what somebody else did wrong and what keeps nobody from anything; of each kind the last
+    /// is kept. Only the first is news: whoever does it all the time does not keep the log and the disk
+    /// busy. Who asks for the health gets the latest.
+    pub fn tally(&self, name: &'static str, last: &str) {
+        let last = cut(last, LONGEST_REASON);
+        let news = self.change(|task| task.count(name, &last));
+        if news {
+            tracing::info!(task = self.name, name, last, "from now on this is counted");
+        }
+    }
+
     pub fn clear(&self, subject: &str) {
         let subject = cut(subject, LONGEST_SUBJECT);
         let news = self.change(|task| {
@@ -154,7 +174,9 @@ impl Reporter {
     pub(crate) fn failed(&self, reason: &str) {
         let reason = cut(reason, LONGEST_REASON);
         self.change(|task| {
-            *task = Task { restarts: task.restarts.saturating_add(1), ..Task::default() };
+            let (restarts, tallies) =
+                (task.restarts.saturating_add(1), std::mem::take(&mut task.tallies));
+            *task = Task { restarts, tallies, ..Task::default() };
             task.add(ITSELF, &reason)
         });
         tracing::error!(task = self.name, reason, "a task failed and is begun anew");
@@ -184,6 +206,13 @@ impl Task {
         true
     }
 
+    fn count(&mut self, name: &'static str, last: &str) -> bool {
+        let before = self.tallies.get(name).map_or(0, |tally| tally.count);
+        let (count, last, at) = (before.saturating_add(1), last.to_owned(), Timestamp::now());
+        self.tallies.insert(name, Tally { count, last, at });
+        before == 0
+    }
+
     fn show(&self, name: &str) -> TaskHealth {
         let faults = self.faults.iter().map(|(subject, (reason, since))| AgentFault {
             subject: subject.clone(),
@@ -195,9 +224,14 @@ impl Task {
             text: text.clone(),
             since: (*since).into(),
         });
+        let tallies = self.tallies.iter().map(|(name, tally)| AgentCondition {
+            name: (*name).to_owned(),
+            text: format!("{} since the agent began; the last: {}", tally.count, tally.last),
+            since: tally.at.into(),
+        });
         TaskHealth {
             name: name.to_owned(),
-            conditions: conditions.collect::<Vec<_>>().into(),
+            conditions: conditions.chain(tallies).collect::<Vec<_>>().into(),
             working: self.working,
             restarts: self.restarts,
             faults: faults.collect::<Vec<_>>().into(),
@@ -251,6 +285,31 @@ mod tests {
         assert!(!told());
         reporter.clear("a");
         assert!(told());
+        assert!(health.snapshot().is_healthy());
+    }
+
+    #[test]
+    fn what_is_counted_is_no_fault_and_shows_the_last() {
+        let health = Health::new("n1");
+        let reporter = health.task("server");
+        let mut changes = health.changes();
+        let mut told = || {
+            let changed = changes.has_changed().unwrap();
+            changes.mark_unchanged();
+            changed
+        };
+        let shown = || {
+            let tasks = health.snapshot().tasks;
+            tasks[0].conditions.iter().map(|note| note.text.clone()).collect::<Vec<_>>()
+        };
+        reporter.tally("refused", "a");
+        assert!(told());
+        assert_eq!(shown(), ["1 since the agent began; the last: a"]);
+        for _ in 0..1000 {
+            reporter.tally("refused", "b");
+        }
+        assert!(!told());
+        assert_eq!(shown(), ["1001 since the agent began; the last: b"]);
         assert!(health.snapshot().is_healthy());
     }
 

@@ -23,6 +23,7 @@ pub mod link;
 pub mod logs;
 pub mod network;
 pub mod passthrough;
+mod programs;
 mod run;
 pub mod stats;
 pub mod status;

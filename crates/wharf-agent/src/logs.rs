@@ -6,8 +6,9 @@
 //!
 //! Guarantees: a sink gets the lines of a container in their order and all of them, as long as
 //! the kubelet keeps the files until they are taken. A file gets each line once, whatever is killed
-//! when. A journal or a web server may get lines again that it had taken when the agent was killed
-//! before it could note that: at most those of one delivery, with the same numbers.
+//! when. A journal or a web server may get lines again that it had taken, if the agent was killed before
+//! it could note that, and a web server also if its answer was lost: at most those of one delivery,
+//! with the same numbers.
 //!
 //! The files are looked at every [`LOOK_EVERY`] instead of being watched: notices for every line
 //! of every container would cost more than a look, and a hundred containers are looked at in a

@@ -11,13 +11,16 @@ use std::time::Duration;
 
 use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tracing::{error, info, warn};
+use tracing::info;
 use wharf_core::{
     install::network::{NetworkFile, decide_network},
     words::chain,
 };
 
-use crate::config::Config;
+use crate::{
+    config::Config,
+    health::{Health, Reporter},
+};
 
 pub mod balancer;
 mod file;
@@ -33,6 +36,7 @@ use nft::Table;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long something of ours may be missing after others removed it.
 const RECONCILE_EVERY: Duration = Duration::from_secs(10);
+const KERNEL: &str = "routes and rules";
 
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
@@ -68,14 +72,15 @@ pub enum NetworkError {
 /// balancer the node has no API.
 pub async fn keep(
     config: &Config,
+    health: &Health,
     ready: impl FnOnce(),
     stop: CancellationToken,
 ) -> Result<(), NetworkError> {
     let (wishes, wished) = watch::channel(None);
     let (listening, mut listens) = watch::channel(false);
-    let balancer = tokio::spawn(balancer::run(wished, listening, stop.clone()));
-    let mut balancer = AbortOnDropHandle::new(balancer);
-    let mut keeper = Keeper::new(config);
+    let balancer = balancer::run(wished, listening, health.task("balancer"), stop.clone());
+    let mut balancer = AbortOnDropHandle::new(tokio::spawn(balancer));
+    let mut keeper = Keeper::new(config, health.task("network"));
     let mut ready = Some(ready);
     while !stop.is_cancelled() {
         if let Some(file) = keeper.look() {
@@ -101,37 +106,38 @@ pub async fn keep(
 }
 
 struct Keeper {
+    reporter: Reporter,
     source: FileSource,
     file: Option<NetworkFile>,
     table: Table,
     next: Instant,
     /// Nothing is missing.
     settled: bool,
-    /// The last fault, so that it is told once and not every second.
-    fault: Option<String>,
 }
 
 impl Keeper {
-    fn new(config: &Config) -> Self {
+    fn new(config: &Config, reporter: Reporter) -> Self {
         Self {
+            reporter,
             source: FileSource::new(config.network_file.clone(), config.node_name.clone()),
             file: None,
             table: Table::default(),
             next: Instant::now(),
             settled: false,
-            fault: None,
         }
     }
 
     /// The file, if it changed. One that cannot be read changes nothing.
     fn look(&mut self) -> Option<&NetworkFile> {
+        let subject = self.source.path().display().to_string();
         match self.source.look() {
             Seen::Same => None,
             Seen::Bad(reason) => {
-                warn!(file = %self.source.path().display(), reason, "the network file is not usable");
+                self.reporter.fault(&subject, &format!("it cannot be used: {reason}"));
                 None
             }
             Seen::New(file) => {
+                self.reporter.clear(&subject);
                 info!(node = file.node.name, peers = file.peers.len(), "read the network file");
                 self.next = Instant::now();
                 self.settled = false;
@@ -146,14 +152,15 @@ impl Keeper {
         if Instant::now() < self.next {
             return;
         }
-        let fault = reconcile(file, &mut self.table).await.err();
-        self.settled = fault.is_none();
-        if let Some(fault) = &fault
-            && self.fault.as_ref() != Some(fault)
-        {
-            error!(reason = fault, "the network is not as it should be; trying again");
+        let done = reconcile(file, &mut self.table).await;
+        self.settled = done.is_ok();
+        match done {
+            Ok(()) => {
+                self.reporter.clear(KERNEL);
+                self.reporter.ok();
+            }
+            Err(reason) => self.reporter.fault(KERNEL, &reason),
         }
-        self.fault = fault;
         // Whatever is missing is worth a look every second.
         self.next = Instant::now() + if self.settled { RECONCILE_EVERY } else { LOOK_EVERY };
     }
@@ -172,4 +179,38 @@ async fn reconcile(file: &NetworkFile, table: &mut Table) -> Result<(), String> 
         }
     }
     if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_used_is_a_fault_until_it_can() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("network.json");
+        let health = Health::new("n1");
+        let config = Config { network_file: path.clone(), ..Config::default() };
+        let mut keeper = Keeper::new(&config, health.task("network"));
+        let fault = || {
+            let tasks = health.snapshot().tasks;
+            tasks[0].faults.first().map(|fault| (fault.subject.clone(), fault.reason.clone()))
+        };
+        assert!(keeper.look().is_none());
+        let (subject, reason) = fault().unwrap();
+        assert_eq!(subject, path.display().to_string());
+        assert!(reason.starts_with("it cannot be used: No such file"), "{reason}");
+        let text = r#"{"node":{"name":"a","address":"10.0.0.1","podCidr":"10.42.0.0/24"},
+            "clusterCidr":"10.42.0.0/16","serviceCidr":"10.43.0.0/16","mode":"routed",
+            "interface":null,"peers":[],
+            "balancer":{"listen":"127.0.0.1:6444","servers":[],"authorityFile":"/ca"}}"#;
+        std::fs::write(&path, text).unwrap();
+        assert!(keeper.look().is_some());
+        assert_eq!(fault(), None);
+        std::fs::write(&path, "{").unwrap();
+        assert!(keeper.look().is_none());
+        assert!(fault().is_some());
+        assert!(keeper.look().is_none());
+        assert!(fault().is_some(), "looked at once, and still so");
+    }
 }

@@ -43,9 +43,9 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let stop = CancellationToken::new();
     let (context, telling) = open(config, &stop).await?;
     let telling = tokio::spawn(telling);
-    let config = context.config.clone();
+    let (config, health) = (context.config.clone(), context.health.clone());
     let tasks = start(context);
-    let mut keeping = pin!(keep_network(&config, stop.clone()));
+    let mut keeping = pin!(keep_network(&config, &health, stop.clone()));
     let ended = tokio::select! {
         ended = &mut keeping => Some(ended),
         _ = terminate.recv() => None,
@@ -152,6 +152,7 @@ fn start_status(tasks: &mut Tasks, tracker: Tracker, kube: Option<kube::Kube>) {
 /// Where somebody else keeps the network, there is nothing to wait for.
 async fn keep_network(
     config: &Config,
+    health: &Health,
     stop: CancellationToken,
 ) -> Result<(), network::NetworkError> {
     if config.network_file.as_os_str().is_empty() {
@@ -159,7 +160,7 @@ async fn keep_network(
         stop.cancelled().await;
         return Ok(());
     }
-    network::keep(config, tell_ready, stop).await
+    network::keep(config, health, tell_ready, stop).await
 }
 
 fn tell_ready() {

@@ -11,7 +11,7 @@ use wharf_api::trace::{AppTrace, ClusterTrace, TraceItem, TraceValue};
 use wharf_core::node::tracker::{Item, Said, find_stuck, trace, tri_state};
 use wharf_kube::Cluster;
 
-use crate::{config::Config, files::Files};
+use crate::{config::Config, files::Files, health::Reporter};
 
 mod facts;
 mod peers;
@@ -52,12 +52,18 @@ impl Tracker {
     }
 
     /// This node first, then every other one, whether it answers or not. Peers are asked from this
-    /// address; without one from whichever leads to them.
-    pub async fn cluster_app(&self, asked: &str, from: Option<IpAddr>) -> ClusterTrace {
+    /// address; without one from whichever leads to them. Answers that are none are counted by the
+    /// task that asks.
+    pub async fn cluster_app(
+        &self,
+        asked: &str,
+        from: Option<IpAddr>,
+        reporter: &Reporter,
+    ) -> ClusterTrace {
         let mut value = vec![self.app(asked)];
         if let Some(cluster) = &self.cluster {
             let cluster = cluster.borrow().clone();
-            value.extend(peers::ask_all(&self.config, asked, from, cluster).await);
+            value.extend(peers::ask_all(&self.config, asked, from, cluster, reporter).await);
         }
         ClusterTrace { key: "cluster-app".to_owned(), value }
     }

@@ -22,7 +22,10 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 use tokio_util::sync::CancellationToken;
-use wharf_agent::network::balancer::{self, Wish};
+use wharf_agent::{
+    health::Health,
+    network::balancer::{self, Wish},
+};
 
 /// For what takes the balancer some checks; the machine may be busy.
 const SOON: Duration = Duration::from_secs(30);
@@ -150,6 +153,7 @@ async fn answer(
 struct Node {
     wishes: watch::Sender<Option<Wish>>,
     listening: watch::Receiver<bool>,
+    health: Health,
     stop: CancellationToken,
     connector: TlsConnector,
 }
@@ -174,9 +178,16 @@ impl Node {
         let (wishes, wished) = watch::channel(Some(wish));
         let (told, mut listening) = watch::channel(false);
         let stop = CancellationToken::new();
-        tokio::spawn(balancer::run(wished, told, stop.clone()));
+        let health = Health::new("n1");
+        tokio::spawn(balancer::run(wished, told, health.task("balancer"), stop.clone()));
         listening.wait_for(|listens| *listens).await.unwrap();
-        Self { wishes, listening, stop, connector: cluster.connector() }
+        Self { wishes, listening, health, stop, connector: cluster.connector() }
+    }
+
+    fn fault(&self, subject: &str) -> Option<String> {
+        let tasks = self.health.snapshot().tasks;
+        let mut faults = tasks.iter().flat_map(|task| task.faults.iter());
+        faults.find(|fault| fault.subject == subject).map(|fault| fault.reason.clone())
     }
 
     fn change(&self, change: impl FnOnce(&mut Wish)) {
@@ -387,4 +398,29 @@ async fn without_any_server_a_connection_ends_at_once_instead_of_hanging() {
     let mut stream = TcpStream::connect(listen).await.unwrap();
     let end = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut [0; 1])).await;
     assert!(matches!(end, Ok(Ok(0) | Err(_))), "{end:?}");
+    until("that is a fault", async || node.fault("API servers").is_some()).await;
+}
+
+#[tokio::test]
+async fn a_taken_address_and_servers_that_are_not_ready_are_faults_that_go() {
+    let cluster = Cluster::new();
+    let one = ApiServer::start(&cluster, A).await;
+    let node = Node::start(&cluster, FAR, &[&one]).await;
+    one.ready.store(false, Ordering::Relaxed);
+    let none = format!("none is ready of {}", one.address);
+    until("none is ready", async || node.fault("API servers").as_ref() == Some(&none)).await;
+    one.ready.store(true, Ordering::Relaxed);
+    until("it is ready again", async || node.health.snapshot().is_healthy()).await;
+
+    let taken = TcpListener::bind((A, 0)).await.unwrap();
+    let port = taken.local_addr().unwrap().port();
+    node.change(|wish| wish.listen.set_port(port));
+    until("it cannot listen", async || {
+        let reason = node.fault("its address").unwrap_or_default();
+        reason.starts_with(&format!("cannot listen at {A}:{port}: "))
+    })
+    .await;
+    drop(taken);
+    until("it listens", async || node.health.snapshot().is_healthy()).await;
+    assert!(*node.listening.borrow());
 }

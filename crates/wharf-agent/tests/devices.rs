@@ -151,8 +151,10 @@ fn served(log: &Path) -> Vec<(u32, String)> {
     text.lines().map(line).collect()
 }
 
+/// Who is dead need not be buried.
 fn lives(process: u32) -> bool {
-    Path::new(&format!("/proc/{process}")).exists()
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
 }
 
 #[test]
@@ -208,8 +210,15 @@ fn a_console_is_served_as_long_as_it_is_wanted_and_its_program_is_watched_over()
     .unwrap();
     wait_for("the first program to end", SOON, || Ok((!lives(again.0)).then_some(()))).unwrap();
 
+    // Killed, the agent leaves the program. The next one ends it before it starts its own.
+    let left = served(&log)[2].0;
+    agent.restart();
+    let last = wait_for("the program of the next agent", SOON, || Ok(served(&log).get(3).cloned()));
+    let (last, what) = last.unwrap();
+    assert_eq!(what, "shop-bbbbbq2 5902");
+    assert!(!lives(left) && lives(last));
+
     // Stopped, the agent ends the program and leaves the file to the next one.
-    let last = served(&log)[2].0;
     agent.process().signal(wharf_testbed::process::Signal::TERM).unwrap();
     agent.process().wait(SOON).unwrap();
     assert!(!lives(last));

@@ -290,6 +290,28 @@ async fn a_full_run_directory_is_a_fault_that_is_still_told_and_goes_with_the_sp
     assert!(health::ask(disk.path()).await.is_err(), "nobody listens any more");
 }
 
+/// As on a /run that has no room for another name from the beginning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_place_for_its_socket_the_agent_goes_on_and_opens_it_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let in_the_way = dir.path().join("wharf");
+    fs::write(&in_the_way, "").unwrap();
+    let health = Health::new("n1");
+    let stop = CancellationToken::new();
+    let files = Files::open(dir.path(), dir.path(), &health, stop.clone());
+    let telling = health::serve(health.clone(), files, dir.path(), stop.clone());
+    let telling = tokio::spawn(telling.await.unwrap());
+    let reason = fault_of(&health.snapshot(), "socket").unwrap();
+    assert!(reason.starts_with("cannot listen at"), "{reason}");
+
+    fs::remove_file(in_the_way).unwrap();
+    wait_for("health", TOLD, || Ok(health.snapshot().is_healthy().then_some(()))).unwrap();
+    assert_eq!(health::ask(dir.path()).await.unwrap().node_name, "n1");
+    stop.cancel();
+    telling.await.unwrap();
+    assert!(!dir.path().join("wharf/agent.sock").exists());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_agents_do_not_share_a_folder_and_a_killed_one_leaves_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -80,6 +80,12 @@ fn the_server_comes_and_goes_with_the_address_and_the_filter_is_opened_meanwhile
     // Through the same interface, from outside the cluster's network.
     let outside = |path| ask(&[path, "--interface", "192.0.2.3"]).unwrap().code;
     assert_eq!((outside("/status"), outside("/app/"), outside("/cluster-app/")), (200, 403, 403));
+    let refused =
+        "2 since the agent began; the last: from 192.0.2.3: only members of the cluster may ask";
+    wait_for("the note", SOON, || {
+        Ok((agent.note("refused requests").as_deref() == Some(refused)).then_some(()))
+    })
+    .unwrap();
     // The hole is for the cluster's address alone.
     assert!(curl(&peer, "http://192.0.2.2:12346", &["/status"]).is_err());
     let rule = nft_rules(&node);

@@ -320,6 +320,19 @@ fn all_peers_are_listed_whatever_they_answer_and_nobody_waits_longer_than_for_on
         assert!(errors.starts_with(reason), "{errors}");
     }
 
+    // Four of them twice; who is down or refuses says nothing wrong.
+    let bad = "8 since the agent began; the last: ";
+    wait_for("the note", SOON, || {
+        let note = first.note("bad answers of peers").unwrap_or_default();
+        Ok(note.starts_with(bad).then_some(()))
+    })
+    .unwrap();
+    wait_for("the note", SOON, || {
+        let note = first.note("refused requests").unwrap_or_default();
+        Ok(note.starts_with("3 since the agent began; the last: from 127.0.0.1").then_some(()))
+    })
+    .unwrap();
+
     // Without its cluster it still says what itself knows.
     drop(server);
     let trace = Reply::get(url, &right).unwrap().json();

@@ -8,6 +8,7 @@
 
 pub mod app_reports;
 pub mod apps;
+pub mod clock;
 pub mod cluster_status;
 pub mod console;
 pub mod firewall;

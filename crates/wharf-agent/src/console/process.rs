@@ -2,15 +2,18 @@
 
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::Signal;
 use tokio::{
     process::{Child, Command},
     time::{Instant, timeout},
 };
-use tracing::info;
+use tracing::{info, warn};
 use wharf_core::node::console::Console;
 
-use crate::config::Config;
+use crate::{
+    config::Config,
+    programs::{Group, Mark, ProgramsError},
+};
 
 /// What ended sooner has not served.
 const STEADY: Duration = Duration::from_secs(10);
@@ -22,6 +25,9 @@ pub struct Served {
     command: Vec<String>,
     namespace: String,
     kubeconfig: Option<PathBuf>,
+    mark: Mark,
+    /// An agent that was killed may have left a program, which holds its port and shows the screen.
+    left: bool,
     running: Option<Running>,
     /// Nothing is begun before.
     not_before: Instant,
@@ -31,6 +37,8 @@ pub struct Served {
 
 struct Running {
     console: Console,
+    /// With all that it started, so that nothing is left of it.
+    group: Group,
     child: Child,
     begun: Instant,
 }
@@ -41,10 +49,25 @@ impl Served {
             command: config.console_command.clone(),
             namespace: config.app_namespace.clone(),
             kubeconfig: config.kubeconfig.clone(),
+            mark: Mark::new(&config.run_dir, "console"),
+            left: true,
             running: None,
             not_before: Instant::now(),
             fault: None,
         }
+    }
+
+    /// Ends what an agent before this one left, once.
+    pub async fn end_left(&mut self) -> Result<(), ProgramsError> {
+        if self.left {
+            self.mark.end_all().await?;
+            self.left = false;
+        }
+        Ok(())
+    }
+
+    pub fn may_have_left(&self) -> bool {
+        self.left
     }
 
     /// Makes the program serve this console and no other. Says what keeps it from that.
@@ -63,15 +86,15 @@ impl Served {
         }
         self.end().await;
         let Some(console) = console else { return };
-        if self.command.is_empty() || Instant::now() < self.not_before {
+        if self.left || self.command.is_empty() || Instant::now() < self.not_before {
             return;
         }
         self.not_before = Instant::now() + STEADY;
         match self.start(console) {
             Ok(child) => {
                 info!(vmi = console.vmi, port = console.port, "the console's program was started");
-                self.running =
-                    Some(Running { console: console.clone(), child, begun: Instant::now() });
+                let (console, group) = (console.clone(), Group::of(&child));
+                self.running = Some(Running { console, child, group, begun: Instant::now() });
             }
             Err(error) => {
                 let program = self.command.first().map(String::as_str).unwrap_or_default();
@@ -92,14 +115,8 @@ impl Served {
         if let Some(kubeconfig) = &self.kubeconfig {
             command.env("KUBECONFIG", kubeconfig);
         }
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            // With all that it starts, so that nothing is left of it.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
+        self.mark.put_on(&mut command);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
     }
 
     /// Returns when the program ended by itself; never while there is none.
@@ -115,12 +132,10 @@ impl Served {
 
     /// Ends the program, if there is one.
     pub async fn end(&mut self) {
-        let Some(Running { mut child, .. }) = self.running.take() else { return };
-        let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let Some(Running { mut child, group, .. }) = self.running.take() else { return };
         for signal in [Signal::TERM, Signal::KILL] {
-            if let Some(group) = group {
-                // It may have ended just now.
-                let _ = kill_process_group(group, signal);
+            if let Err(error) = group.signal(signal) {
+                warn!(%error, "the console's program cannot be told to end");
             }
             if timeout(GRACE, child.wait()).await.is_ok() {
                 return;

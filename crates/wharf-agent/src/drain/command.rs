@@ -7,13 +7,14 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     process::{Child, Command},
     time::timeout,
 };
 use wharf_core::node::requester::Power;
+
+use crate::programs::{Group, Mark, ProgramsError};
 
 /// It only hands the order to systemd.
 const ORDER: Duration = Duration::from_secs(60);
@@ -36,6 +37,13 @@ pub enum CommandError {
     Failed { program: String, status: ExitStatus, output: String },
     #[error("{program} did not end within {} s and was killed{}", within.as_secs(), said(output))]
     TimedOut { program: String, within: Duration, output: String },
+    #[error("{program} did not end within {} s and may still be running", within.as_secs())]
+    Stuck {
+        program: String,
+        within: Duration,
+        #[source]
+        source: ProgramsError,
+    },
 }
 
 fn said(output: &str) -> String {
@@ -58,56 +66,53 @@ impl Default for Orders {
 
 impl Orders {
     /// Tells the node to go down. It is still up when this returns.
-    pub async fn give(&self, power: Power) -> Result<(), CommandError> {
+    pub async fn give(&self, power: Power, mark: &Mark) -> Result<(), CommandError> {
         let order = match power {
             Power::Reboot => &self.reboot,
             Power::Shutdown => &self.shutdown,
         };
-        run(order, &[], ORDER).await
+        run(order, &[], ORDER, mark).await
     }
 }
 
 /// Puts an image in place: its path is the last argument.
-pub async fn update(command: &[String], image: &Path) -> Result<(), CommandError> {
-    run(command, &[image.as_os_str()], UPDATE).await
+pub async fn update(command: &[String], image: &Path, mark: &Mark) -> Result<(), CommandError> {
+    run(command, &[image.as_os_str()], UPDATE, mark).await
 }
 
-async fn run(command: &[String], more: &[&OsStr], within: Duration) -> Result<(), CommandError> {
+/// Whoever gives it up ends it, with all that it started.
+async fn run(
+    command: &[String],
+    more: &[&OsStr],
+    within: Duration,
+    mark: &Mark,
+) -> Result<(), CommandError> {
     let [program, arguments @ ..] = command else { return Err(CommandError::Missing) };
-    let mut child = Command::new(program)
-        .args(arguments)
-        .args(more)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // With all that it starts, so that nothing is left of it.
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|source| CommandError::Start { program: program.clone(), source })?;
-    let group = child.id();
+    let program = program.clone();
+    let mut command = Command::new(&program);
+    mark.put_on(&mut command);
+    command.args(arguments).args(more);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(source) => return Err(CommandError::Start { program, source }),
+    };
+    let mut group = Group::of(&child);
     let mut output = Vec::new();
     let ended = timeout(within, wait(&mut child, &mut output)).await;
-    let program = program.clone();
     match ended {
-        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) if status.success() => {
+            group.let_go();
+            Ok(())
+        }
         Ok(Ok(status)) => Err(CommandError::Failed { program, status, output: text(&output) }),
         Ok(Err(source)) => Err(CommandError::Start { program, source }),
-        Err(_) => {
-            let pid = group.and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-            if let Some(pid) = pid {
-                // It may have ended just now.
-                let _ = kill_process_group(pid, Signal::KILL);
-            }
-            // One that hangs in the kernel dies when the kernel lets it; nobody waits for that.
-            let _ = timeout(BURIED, child.wait()).await;
-            Err(CommandError::TimedOut { program, within, output: text(&output) })
-        }
+        Err(_) => match mark.end_all().await {
+            Ok(()) => Err(CommandError::TimedOut { program, within, output: text(&output) }),
+            Err(source) => Err(CommandError::Stuck { program, within, source }),
+        },
     }
 }
-
-/// A process that was killed is gone at once, if it can be.
-const BURIED: Duration = Duration::from_secs(5);
 
 /// Whatever the program left running in the background does not hold this up.
 async fn wait(child: &mut Child, output: &mut Vec<u8>) -> std::io::Result<ExitStatus> {
@@ -119,6 +124,7 @@ async fn wait(child: &mut Child, output: &mut Vec<u8>) -> std::io::Result<ExitSt
         tokio::pin!(reading);
         tokio::select! {
             status = child.wait() => {
+                // What it printed last is on its way; more than that need not come.
                 let _ = timeout(Duration::from_millis(200), &mut reading).await;
                 status
             }
@@ -161,32 +167,55 @@ mod tests {
         let image = dir.path().join("image");
         std::fs::write(&image, "new").unwrap();
         let copy = format!("cp \"$1\" {}", dir.path().join("copy").display());
-        update(&shell(&copy), &image).await.unwrap();
+        let mark = Mark::new(dir.path(), "test");
+        let update = async |command: &[String]| super::update(command, &image, &mark).await;
+        update(&shell(&copy)).await.unwrap();
         assert_eq!(std::fs::read_to_string(dir.path().join("copy")).unwrap(), "new");
-        let error = update(&shell("echo first; echo worse >&2; exit 3"), &image).await.unwrap_err();
+        let error = update(&shell("echo first; echo worse >&2; exit 3")).await.unwrap_err();
         let text = error.to_string();
         assert!(text.contains("exit status: 3") && text.ends_with("first\nworse"), "{text}");
-        assert!(matches!(update(&[], &image).await, Err(CommandError::Missing)));
-        let nothing = update(&["/nowhere/program".to_owned()], &image).await.unwrap_err();
+        assert!(matches!(update(&[]).await, Err(CommandError::Missing)));
+        let nothing = update(&["/nowhere/program".to_owned()]).await.unwrap_err();
         assert_eq!(nothing.to_string(), "cannot run /nowhere/program");
     }
 
     #[tokio::test]
     async fn a_command_that_does_not_end_is_killed_with_all_that_it_started() {
         let dir = tempfile::tempdir().unwrap();
-        let pid = dir.path().join("pid");
+        let (mark, pid) = (Mark::new(dir.path(), "test"), dir.path().join("pid"));
         let script = format!("sleep 600 & echo $! >{}; wait", pid.display());
-        let error = run(&shell(&script), &[], Duration::from_secs(2)).await.unwrap_err();
+        let error = run(&shell(&script), &[], Duration::from_secs(2), &mark).await.unwrap_err();
         assert!(matches!(error, CommandError::TimedOut { .. }), "{error}");
+        assert!(is_dead(&std::fs::read_to_string(&pid).unwrap()));
+    }
+
+    #[tokio::test]
+    async fn a_command_that_is_given_up_ends_with_all_that_it_started() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mark, pid) = (Mark::new(dir.path(), "test"), dir.path().join("pid"));
+        let script = format!("sleep 600 & echo $! >{0}.new; mv {0}.new {0}; wait", pid.display());
+        let command = shell(&script);
+        let begun = async {
+            while !pid.exists() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            ended = run(&command, &[], Duration::from_secs(600), &mark) => panic!("{ended:?}"),
+            () = begun => {}
+        }
         let pid = std::fs::read_to_string(&pid).unwrap();
-        let stat = format!("/proc/{}/stat", pid.trim());
-        // Killed, if perhaps not buried yet.
-        let is_dead = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
         let dies = async {
-            while !is_dead() {
+            while !is_dead(&pid) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         tokio::time::timeout(Duration::from_secs(60), dies).await.unwrap();
+    }
+
+    /// Killed, if perhaps not buried yet.
+    fn is_dead(pid: &str) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        stat.map_or(true, |stat| stat.contains(") Z "))
     }
 }

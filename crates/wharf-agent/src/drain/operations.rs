@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
@@ -34,6 +34,7 @@ use super::{
 use crate::{
     config::{Config, Role},
     health::{AGENT, Reporter},
+    programs::Mark,
     store::{Store, StoreError},
     tasks::{Context, Ended},
 };
@@ -43,6 +44,7 @@ const MOST_STEPS: usize = 20;
 /// What others removed is written again after this time.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 const STORE: &str = "the journal of operations";
+const LEFT: &str = "an update that an earlier agent began";
 
 #[derive(Debug, thiserror::Error)]
 pub enum OperationsError {
@@ -70,6 +72,9 @@ pub async fn run(
 ) -> Ended {
     let stop = context.stop.clone();
     let mut operations = Operations::open(&context, reporter, orders)?;
+    if stop.run_until_cancelled(operations.end_left()).await.is_none() {
+        return Ok(());
+    }
     loop {
         let said = gate.borrow_and_update().clone();
         let wake = match said {
@@ -93,6 +98,8 @@ struct Operations {
     images: Images,
     publisher: Publisher,
     reporter: Reporter,
+    /// On all programs that are started here.
+    mark: Mark,
     store: Store<Journal>,
     journal: Journal,
     /// What came of an effect and is not stored yet.
@@ -114,6 +121,7 @@ impl Operations {
         let journal = store.load().map_err(OperationsError::Journal)?.unwrap_or_default();
         Ok(Self {
             boot_id: boot_id().map_err(OperationsError::Boot)?,
+            mark: Mark::new(&folder, "operations"),
             clock: Clock::start(),
             orders,
             wishes: Wishes::open(context),
@@ -128,6 +136,21 @@ impl Operations {
             ordering: None,
             ordered: false,
         })
+    }
+
+    /// An agent that was killed while an update was put in place left its command running. What it
+    /// came to cannot be known any more. Before the job counts as failed, the node is given back and
+    /// another update may begin, it is ended.
+    async fn end_left(&self) {
+        let update = self.journal.update.as_ref();
+        if !update.is_some_and(|job| matches!(job.phase, Phase::Commanding { .. })) {
+            return;
+        }
+        while let Err(error) = self.mark.end_all().await {
+            self.reporter.fault(LEFT, &chain(&error));
+            sleep(STORE_AGAIN).await;
+        }
+        self.reporter.clear(LEFT);
     }
 
     /// Decides until nothing changes any more; when to look again.
@@ -278,8 +301,9 @@ impl Operations {
                 let Some(wish) = wishes.iter().find(|wish| wish.id == id) else { return };
                 let (command, image) = (self.config.update_command.clone(), self.images.path(wish));
                 info!(id, "baseOsHandleStatusUpdateUUID: the update is put in place");
+                let mark = self.mark.clone();
                 self.commanding = Some(AbortOnDropHandle::new(tokio::spawn(async move {
-                    match command::update(&command, &image).await {
+                    match command::update(&command, &image, &mark).await {
                         Ok(()) => Outcome::Commanded,
                         Err(error) => Outcome::CommandFailed(chain(&error)),
                     }
@@ -290,10 +314,10 @@ impl Operations {
 
     fn leave(&mut self, power: Power) {
         info!(?power, "scheduleDeviceOperation: the node goes down now");
-        let orders = self.orders.clone();
+        let (orders, mark) = (self.orders.clone(), self.mark.clone());
         self.ordered = true;
         self.ordering = Some(AbortOnDropHandle::new(tokio::spawn(async move {
-            let error = orders.give(power).await.err()?;
+            let error = orders.give(power, &mark).await.err()?;
             Some(Outcome::LeaveFailed(chain(&error)))
         })));
     }

@@ -1,4 +1,4 @@
-//! The socket that tells the agent's health to whoever connects.
+//! The socket that tells the agent's health to whoever connects, and the file that says the same.
 
 use std::{
     io,
@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
@@ -15,9 +17,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use wharf_api::node_files::{self, AgentHealth, GLOBAL, MAX_BYTES};
-use wharf_core::words::chain;
+use wharf_core::{
+    node::clock::{Reading, decide_jump},
+    words::chain,
+};
 
-use super::{AGENT, Health};
+use super::{AGENT, Health, Reporter};
 use crate::files::Files;
 
 const SOCKET: &str = "agent.sock";
@@ -25,6 +30,11 @@ const SOCKET: &str = "agent.sock";
 const ANSWER: Duration = Duration::from_secs(5);
 /// Before what could not be written or accepted is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
+/// How soon a clock that was set, and what is only counted, is in the file.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// The task that all of this is.
+const TASK: &str = "health";
+const SOCKET_SUBJECT: &str = "socket";
 
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
@@ -56,7 +66,8 @@ pub enum AskError {
     },
 }
 
-/// Opens the socket, then answers and publishes until `stop`.
+/// Opens the socket, then answers and publishes until `stop`. An agent that cannot open it, as where
+/// the disk has no room for a name, goes on without: a node needs its network more than its status.
 ///
 /// # Errors
 /// Another agent works with the same folder: two would publish over each other.
@@ -67,14 +78,17 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> Result<impl Future<Output = ()> + use<>, HealthError> {
     let path = socket(run_dir);
-    let listener = listen(&path).await?;
+    let reporter = health.task(TASK);
+    let mut listener = open(&path, &reporter).await?;
     Ok(async move {
         tokio::select! {
             () = stop.cancelled() => {}
-            () = answer(&listener, &health) => {}
-            () = publish(&health, &files) => {}
+            () = answer(&mut listener, &path, &reporter, &health) => {}
+            () = publish(&health, &reporter, &files) => {}
         }
-        let _ = std::fs::remove_file(&path);
+        if listener.is_some() {
+            let _ = std::fs::remove_file(&path);
+        }
     })
 }
 
@@ -115,9 +129,38 @@ async fn listen(path: &Path) -> Result<UnixListener, HealthError> {
     Ok(listener)
 }
 
-async fn answer(listener: &UnixListener, health: &Health) {
+/// `None` while it cannot be opened, which is a fault.
+async fn open(path: &Path, reporter: &Reporter) -> Result<Option<UnixListener>, HealthError> {
+    match listen(path).await {
+        Ok(listener) => {
+            reporter.clear(SOCKET_SUBJECT);
+            Ok(Some(listener))
+        }
+        Err(error @ HealthError::Listen { .. }) => {
+            reporter.fault(SOCKET_SUBJECT, &chain(&error));
+            Ok(None)
+        }
+        Err(taken @ HealthError::Taken(_)) => Err(taken),
+    }
+}
+
+async fn answer(
+    listener: &mut Option<UnixListener>,
+    path: &Path,
+    reporter: &Reporter,
+    health: &Health,
+) {
     loop {
-        match listener.accept().await {
+        let Some(socket) = listener else {
+            tokio::time::sleep(PAUSE).await;
+            match open(path, reporter).await {
+                Ok(opened) => *listener = opened,
+                // Another one was quicker when there was room again.
+                Err(taken) => reporter.fault(SOCKET_SUBJECT, &chain(&taken)),
+            }
+            continue;
+        };
+        match socket.accept().await {
             // One after another: the kernel holds the usual answer for its reader, and who does
             // not read a longer one keeps others waiting for a bounded time.
             Ok((stream, _)) => drop(timeout(ANSWER, tell(stream, health)).await),
@@ -135,11 +178,16 @@ async fn tell(mut stream: UnixStream, health: &Health) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// Keeps the file as the health is. What cannot be written is tried again.
-async fn publish(health: &Health, files: &Files) {
+/// Keeps the file as the health is. What cannot be written is tried again. Looks at the clock besides.
+async fn publish(health: &Health, reporter: &Reporter, files: &Files) {
     let mut changes = health.changes();
-    let reporter = health.task("health");
+    let mut before = read_clocks();
     loop {
+        let now = read_clocks();
+        if let Some(jump) = decide_jump(before, now) {
+            reporter.tally("clock", &jump.to_string());
+        }
+        before = now;
         changes.mark_unchanged();
         let written = files.write(AGENT, GLOBAL, &health.snapshot());
         match &written {
@@ -153,8 +201,14 @@ async fn publish(health: &Health, files: &Files) {
         tokio::time::sleep(PAUSE / 10).await;
         if written.is_err() {
             let _ = timeout(PAUSE, changes.changed()).await;
-        } else if changes.changed().await.is_err() {
+        } else if let Ok(Err(_)) = timeout(LOOK_EVERY, changes.changed()).await {
             return;
         }
     }
+}
+
+fn read_clocks() -> Reading {
+    let since_boot = clock_gettime(ClockId::Boottime);
+    let steady = Duration::try_from(since_boot).unwrap_or_default();
+    Reading { wall: Timestamp::now(), steady }
 }

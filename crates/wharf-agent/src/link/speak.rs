@@ -45,7 +45,8 @@ impl Link {
                             self.keep_identity(&certificate_pem, &key_pem.0);
                         }
                         Down::Trace { id, app } => {
-                            traces.push(trace::answer(self.tracker.clone(), address, id, app));
+                            let (tracker, reporter) = (self.tracker.clone(), self.reporter.clone());
+                            traces.push(trace::answer(tracker, reporter, address, id, app));
                         }
                         Down::Refused { reason } => return Err(LinkError::Refused(reason)),
                         Down::Alive | Down::Unknown => {}

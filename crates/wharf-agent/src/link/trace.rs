@@ -8,7 +8,7 @@ use wharf_api::{
     trace::ClusterTrace,
 };
 
-use crate::tracker::Tracker;
+use crate::{health::Reporter, tracker::Tracker};
 
 /// An answer is a message of the link, and must leave room for the others.
 const MOST_BYTES: usize = 4 << 20;
@@ -18,8 +18,14 @@ pub fn own_address(config: &NodeConfig) -> Option<IpAddr> {
     config.cluster.as_ref()?.cluster_ip_prefix.map(|prefix| prefix.address)
 }
 
-pub async fn answer(tracker: Tracker, from: Option<IpAddr>, id: u64, app: String) -> Up {
-    match fitting(tracker.cluster_app(&app, from).await) {
+pub async fn answer(
+    tracker: Tracker,
+    reporter: Reporter,
+    from: Option<IpAddr>,
+    id: u64,
+    app: String,
+) -> Up {
+    match fitting(tracker.cluster_app(&app, from, &reporter).await) {
         Ok(trace) => Up::Trace { id, trace: Some(trace), error: None },
         Err(reason) => Up::Trace { id, trace: None, error: Some(reason) },
     }

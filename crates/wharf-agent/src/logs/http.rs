@@ -1,4 +1,7 @@
 //! Lines to a web server: what is handed on at once is the body of one POST.
+//!
+//! A connection that breaks does not tell whether the server had taken the lines: they are sent again.
+//! The server knows them by their numbers, and a POST that is the same by its key.
 
 use std::time::Duration;
 
@@ -10,13 +13,18 @@ use super::{
     reader::Entry,
     sink::{SinkError, render},
 };
-use crate::web::{Connection, HttpError, connect};
+use crate::{
+    host::files::sha256,
+    web::{Connection, HttpError, connect},
+};
 
 /// From the connection to the end of the answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Who says more than this in an answer is not listened to any more.
 const LONGEST_ANSWER: usize = 64 << 10;
 const TYPE: &str = "application/x-ndjson";
+/// Says that a POST is the same as an earlier one.
+const KEY: &str = "idempotency-key";
 
 pub struct HttpSink {
     url: String,
@@ -86,6 +94,7 @@ async fn send(
         .header(header::HOST, authority)
         .header(header::USER_AGENT, "wharf")
         .header(header::CONTENT_TYPE, TYPE)
+        .header(KEY, sha256(&body))
         .body(Full::new(body))
         .map_err(|_| HttpError::BadUrl { url: address.to_string() })?;
     let broken = |source| HttpError::Broken { host: connection.host.clone(), source };

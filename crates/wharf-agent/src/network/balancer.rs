@@ -22,10 +22,10 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
     task::{AbortHandle, JoinSet},
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 use wharf_core::install::network::NetworkFile;
 
 mod check;
@@ -33,6 +33,8 @@ mod pass;
 mod servers;
 
 use servers::{Candidate, Servers};
+
+use crate::health::Reporter;
 
 /// A node's own clients hold a dozen connections; pods that ask the API through the node hold more.
 const MOST_CONNECTIONS: usize = 16_384;
@@ -46,6 +48,8 @@ const KEEPALIVE_PROBES: u32 = 3;
 const UNACKNOWLEDGED_MILLISECONDS: u32 = 30_000;
 /// Before the next try to listen, or to accept when the process has no file left.
 const PAUSE: Duration = Duration::from_millis(500);
+const LISTENING: &str = "its address";
+const SERVERS: &str = "API servers";
 
 /// What the balancer shall do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +77,7 @@ impl Wish {
 pub async fn run(
     mut wishes: watch::Receiver<Option<Wish>>,
     listening: watch::Sender<bool>,
+    reporter: Reporter,
     stop: CancellationToken,
 ) {
     let servers = Arc::new(Servers::default());
@@ -82,17 +87,24 @@ pub async fn run(
         let wish = wishes.borrow_and_update().clone();
         if let Some(wish) = wish {
             servers.set(wish.own, &wish.servers);
-            checks.follow(&wish, &servers);
+            tell(&servers, &reporter);
+            checks.follow(&wish, &servers, &reporter);
             if listener.as_ref().is_none_or(|listener| listener.address != wish.listen) {
                 // The old one ends only when the new one is there; its connections go on.
-                match Listener::bind(wish.listen, &servers, &stop).await {
+                match Listener::bind(wish.listen, &servers, &reporter, &stop).await {
                     Ok(bound) => listener = Some(bound),
                     Err(error) => {
-                        error!(address = %wish.listen, %error, "the balancer cannot listen");
+                        let reason = format!("cannot listen at {}: {error}", wish.listen);
+                        reporter.fault(LISTENING, &reason);
                     }
                 }
             }
-            listening.send_replace(listener.as_ref().is_some_and(|l| l.address == wish.listen));
+            let listens = listener.as_ref().is_some_and(|l| l.address == wish.listen);
+            if listens {
+                reporter.clear(LISTENING);
+                reporter.ok();
+            }
+            listening.send_replace(listens);
         }
         let retry = wishes.borrow().is_some() && !*listening.borrow();
         tokio::select! {
@@ -101,6 +113,14 @@ pub async fn run(
             changed = wishes.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(PAUSE), if retry => {}
         }
+    }
+}
+
+/// Says whether clients find an API server.
+fn tell(servers: &Servers, reporter: &Reporter) {
+    match servers.fault(Instant::now()) {
+        Some(reason) => reporter.fault(SERVERS, &reason),
+        None => reporter.clear(SERVERS),
     }
 }
 
@@ -113,7 +133,7 @@ struct Checks {
 }
 
 impl Checks {
-    fn follow(&mut self, wish: &Wish, servers: &Arc<Servers>) {
+    fn follow(&mut self, wish: &Wish, servers: &Arc<Servers>, reporter: &Reporter) {
         let other_authority = self.authority != wish.authority_file;
         self.authority.clone_from(&wish.authority_file);
         self.running.retain(|address, task| {
@@ -125,9 +145,9 @@ impl Checks {
         });
         for address in &wish.servers {
             self.running.entry(*address).or_insert_with(|| {
-                let task =
-                    check::keep_checking(servers.clone(), *address, wish.authority_file.clone());
-                self.tasks.spawn(task)
+                let authority = wish.authority_file.clone();
+                let (servers, reporter) = (servers.clone(), reporter.clone());
+                self.tasks.spawn(check::keep_checking(servers, *address, authority, reporter))
             });
         }
         // What was aborted is taken out of the set.
@@ -145,11 +165,12 @@ impl Listener {
     async fn bind(
         address: SocketAddrV4,
         servers: &Arc<Servers>,
+        reporter: &Reporter,
         stop: &CancellationToken,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         info!(%address, "the balancer listens");
-        let accepting = accept(listener, servers.clone(), stop.clone());
+        let accepting = accept(listener, servers.clone(), reporter.clone(), stop.clone());
         Ok(Self { address, accepting: AbortOnDropHandle::new(tokio::spawn(accepting)) })
     }
 
@@ -162,18 +183,23 @@ impl Listener {
     }
 }
 
-async fn accept(listener: TcpListener, servers: Arc<Servers>, stop: CancellationToken) {
+async fn accept(
+    listener: TcpListener,
+    servers: Arc<Servers>,
+    reporter: Reporter,
+    stop: CancellationToken,
+) {
     let places = Arc::new(Semaphore::new(most_connections(getrlimit(Resource::Nofile).current)));
     loop {
         // Who comes when all places are taken waits in the kernel's queue.
         let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((client, _)) => {
-                let (servers, stop) = (servers.clone(), stop.clone());
+                let (servers, reporter, stop) = (servers.clone(), reporter.clone(), stop.clone());
                 tokio::spawn(async move {
                     tokio::select! {
                         () = stop.cancelled() => {}
-                        () = serve(client, &servers) => {}
+                        () = serve(client, &servers, &reporter) => {}
                     }
                     drop(place);
                 });
@@ -193,7 +219,7 @@ fn most_connections(open_files: Option<u64>) -> usize {
 }
 
 /// Passes bytes between a client and the first server that takes the connection.
-async fn serve(mut client: TcpStream, servers: &Servers) {
+async fn serve(mut client: TcpStream, servers: &Servers, reporter: &Reporter) {
     for Candidate { address, closed } in servers.candidates() {
         let Ok(Ok(mut server)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await else {
             continue;
@@ -209,7 +235,8 @@ async fn serve(mut client: TcpStream, servers: &Servers) {
         }
         return;
     }
-    warn!("no API server could be reached");
+    servers.lost(Instant::now());
+    tell(servers, reporter);
 }
 
 /// Small messages go out at once, and a peer that is gone is noticed.

@@ -55,6 +55,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// The answer to everybody who asks in this time.
 const ETCD_FOR: Duration = Duration::from_secs(5);
 const TOKEN_SUBJECT: &str = "the token's file";
+const REFUSED: &str = "refused requests";
 
 /// What the server answers from.
 #[derive(Clone)]
@@ -216,9 +217,14 @@ impl Desk {
             Ok(Route::App(app)) => json(&self.sources.tracker.app(&app), true),
             Ok(Route::ClusterApp(app)) => {
                 let from = Some(self.place.address);
-                json(&self.sources.tracker.cluster_app(&app, from).await, false)
+                json(&self.sources.tracker.cluster_app(&app, from, &self.reporter).await, false)
             }
-            Err(refusal) => refuse(refusal),
+            Err(refusal) => {
+                if refusal.is_of_a_stranger() {
+                    self.reporter.tally(REFUSED, &format!("from {peer}: {refusal}"));
+                }
+                refuse(refusal)
+            }
         }
     }
 

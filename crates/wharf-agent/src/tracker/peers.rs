@@ -14,8 +14,9 @@ use wharf_kube::{Cluster, NodeAddress};
 
 use crate::{
     config::{Config, Role},
+    health::Reporter,
     status::{
-        http::{self, Question},
+        http::{self, HttpError, Question},
         server::read_token,
     },
 };
@@ -32,6 +33,7 @@ const MOST_BYTES: usize = 1 << 20;
 /// Shown as what could not be asked.
 const PEERS: &str = "peers";
 const TOO_LATE: &str = "there was no time left to wait for it";
+const BAD_ANSWERS: &str = "bad answers of peers";
 
 /// One answer for each other node, in the order of their names. That they cannot be found is an
 /// answer too.
@@ -40,6 +42,7 @@ pub async fn ask_all(
     asked: &str,
     from: Option<IpAddr>,
     cluster: Option<Cluster>,
+    reporter: &Reporter,
 ) -> Vec<AppTrace> {
     let end = Instant::now() + TRACE_WITHIN;
     let Some(cluster) = cluster else {
@@ -56,11 +59,31 @@ pub async fn ask_all(
     let is_me = |node: &NodeAddress| {
         node.name == config.node_name || (from.is_some() && node.address == from)
     };
+    let path = format!("/app/{}", encode(asked));
+    let question = |address| Question {
+        method: Method::POST,
+        server: SocketAddr::new(address, config.status_port),
+        from,
+        path: &path,
+        token: token.as_deref(),
+        within: WITHIN,
+        most_bytes: MOST_BYTES,
+    };
+    let ask = async |node: NodeAddress| {
+        let Some(address) = node.address else {
+            return failed(&node.name, "the Node has no InternalIP");
+        };
+        ask(&question(address)).await.unwrap_or_else(|error| {
+            if error.is_bad_answer() {
+                reporter.tally(BAD_ANSWERS, &format!("{address}: {}", chain(&error)));
+            }
+            failed(&address.to_string(), &chain(&error))
+        })
+    };
     let mut questions = Vec::new();
     for node in nodes.into_iter().filter(|node| !is_me(node)) {
         let name = node.address.map_or_else(|| node.name.clone(), |address| address.to_string());
-        let question = ask(node, config.status_port, asked, from, token.as_deref());
-        questions.push((name, question));
+        questions.push((name, ask(node)));
     }
     let mut answers = gather(questions, end).await;
     if is_small {
@@ -93,34 +116,33 @@ fn explain(answer: &mut AppTrace, fewest: usize) {
     }
 }
 
-async fn ask(
-    node: NodeAddress,
-    port: u16,
-    asked: &str,
-    from: Option<IpAddr>,
-    token: Option<&str>,
-) -> AppTrace {
-    let Some(address) = node.address else {
-        return failed(&node.name, "the Node has no InternalIP");
-    };
-    let question = Question {
-        method: Method::POST,
-        server: SocketAddr::new(address, port),
-        from,
-        path: &format!("/app/{}", encode(asked)),
-        token,
-        within: WITHIN,
-        most_bytes: MOST_BYTES,
-    };
-    let name = address.to_string();
-    match http::ask(&question).await {
-        Ok(answer) if answer.code == 200 => match serde_json::from_slice(&answer.body) {
-            Ok(trace) => trace,
-            Err(error) => failed(&name, &format!("its answer is not understood: {error}")),
-        },
-        Ok(answer) => failed(&name, &format!("it answered {}", answer.code)),
-        Err(error) => failed(&name, &chain(&error)),
+#[derive(Debug, thiserror::Error)]
+enum PeerError {
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    #[error("it answered {0}")]
+    Code(u16),
+    #[error("its answer is not understood")]
+    Answer(#[source] serde_json::Error),
+}
+
+impl PeerError {
+    /// A node that is down, or that refuses, says nothing wrong.
+    fn is_bad_answer(&self) -> bool {
+        match self {
+            Self::Http(HttpError::Unreachable(_) | HttpError::Question(_)) | Self::Code(_) => false,
+            Self::Http(HttpError::Silent(_) | HttpError::NotHttp(_) | HttpError::Body { .. })
+            | Self::Answer(_) => true,
+        }
     }
+}
+
+async fn ask(question: &Question<'_>) -> Result<AppTrace, PeerError> {
+    let answer = http::ask(question).await?;
+    if answer.code != 200 {
+        return Err(PeerError::Code(answer.code));
+    }
+    serde_json::from_slice(&answer.body).map_err(PeerError::Answer)
 }
 
 fn failed(name: &str, reason: &str) -> AppTrace {

@@ -196,6 +196,13 @@ impl Agent {
         faults.find(|fault| fault.subject == subject).map(|fault| fault.reason.clone())
     }
 
+    /// What is told of something that is no fault.
+    pub fn note(&self, name: &str) -> Option<String> {
+        let health = self.health()?;
+        let mut notes = health.tasks.iter().flat_map(|task| task.conditions.iter());
+        notes.find(|note| note.name == name).map(|note| note.text.clone())
+    }
+
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }

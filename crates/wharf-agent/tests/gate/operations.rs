@@ -1,5 +1,10 @@
 //! Operations that wait at the gate.
 
+use std::{
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::Command,
+};
+
 use serde_json::json;
 use wharf_agent::drain::wishes;
 use wharf_api::node_files::NodeWish;
@@ -11,7 +16,7 @@ use crate::{
 
 /// SHA-256, as `sha256sum` prints it.
 fn sum(path: &std::path::Path) -> String {
-    let output = std::process::Command::new("sha256sum").arg(path).output().unwrap();
+    let output = Command::new("sha256sum").arg(path).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     text.split(' ').next().unwrap().to_owned()
 }
@@ -196,4 +201,30 @@ async fn an_update_that_a_restart_cut_off_is_not_repeated() {
     agent.wait_until("end of our cordon", || !world.is_unschedulable(node)).await;
     assert_eq!(std::fs::read_to_string(&runs).unwrap(), "run\n");
     assert_eq!(agent.ordered(), "");
+}
+
+#[tokio::test]
+async fn an_update_that_outlived_its_agent_is_ended_before_its_job_has_failed() {
+    let (world, node) = (world(), "op-left");
+    world.node(node);
+    let mut agent = Agent::prepare_whole(&world, node);
+    // As `kill -9` leaves it: the journal, and the command in a group of its own.
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let now = jiff::Timestamp::now().to_string();
+    let phase = json!({ "commanding": { "boot_id": boot.trim(), "since": now, "request": null } });
+    agent.write(
+        "persist/wharf/operations.json",
+        &json!({
+            "device_operation": null, "past": [],
+            "update": { "id": "u1", "kind": "update", "phase": phase },
+        }),
+    );
+    let mark = format!("{}:operations", agent.config.persist_dir.join("wharf").display());
+    let mut command = Command::new("sleep");
+    command.arg("600").env("WHARF_STARTED_FOR", mark).process_group(0);
+    let mut command = command.spawn().unwrap();
+    agent.start();
+    agent.wait_until("failure", || agent.job("update")["Phase"] == "failed").await;
+    let ended = command.try_wait().unwrap();
+    assert_eq!(ended.and_then(|status| status.signal()), Some(9));
 }

@@ -83,6 +83,8 @@ enum Mood {
     Refuses,
     /// Takes what comes, but never says so.
     TakesAndHangs,
+    /// The same, and ends the connection.
+    TakesAndBreaks,
     Takes,
 }
 
@@ -91,6 +93,8 @@ enum Mood {
 struct Receiver {
     mood: Arc<Mutex<Mood>>,
     taken: Arc<Mutex<String>>,
+    /// The key of each POST, with the body.
+    posts: Arc<Mutex<Vec<(String, String)>>>,
 }
 
 impl Receiver {
@@ -102,7 +106,11 @@ impl Receiver {
         port: u16,
         speak: impl Fn(TcpStream) -> S + Clone + Send + 'static,
     ) -> Self {
-        let receiver = Self { mood: Arc::new(Mutex::new(Mood::Hangs)), taken: Arc::default() };
+        let receiver = Self {
+            mood: Arc::new(Mutex::new(Mood::Hangs)),
+            taken: Arc::default(),
+            posts: Arc::default(),
+        };
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         let server = receiver.clone();
         std::thread::spawn(move || {
@@ -128,12 +136,15 @@ impl Receiver {
     /// `None` ends the connection.
     fn serve(&self, stream: &mut (impl Read + Write)) -> Option<()> {
         let mut reader = BufReader::new(&mut *stream);
-        let mut length = 0;
+        let (mut length, mut key) = (0, String::new());
         let mut head = String::new();
         while reader.read_line(&mut head).ok()? > 2 {
             let line = head.lines().last().unwrap_or_default().to_lowercase();
             if let Some(value) = line.strip_prefix("content-length: ") {
                 length = value.trim().parse().unwrap();
+            }
+            if let Some(value) = line.strip_prefix("idempotency-key: ") {
+                key = value.trim().to_owned();
             }
         }
         assert!(head.starts_with("POST /in?of=node HTTP/1.1\r\n"), "{head}");
@@ -141,15 +152,17 @@ impl Receiver {
         reader.read_exact(&mut body).ok()?;
         let body = String::from_utf8(body).unwrap();
         let mood = *self.mood.lock().unwrap();
-        if matches!(mood, Mood::Takes | Mood::TakesAndHangs) {
+        if matches!(mood, Mood::Takes | Mood::TakesAndHangs | Mood::TakesAndBreaks) {
             self.taken.lock().unwrap().push_str(&body);
         }
+        self.posts.lock().unwrap().push((key, body));
         let answer = match mood {
             Mood::Hangs | Mood::TakesAndHangs => {
                 // Until the other side has enough.
                 let _ = reader.read(&mut [0]);
                 return None;
             }
+            Mood::TakesAndBreaks => return None,
             Mood::SpeaksGarbage => "\0\x01garbage\r\n\r\n\r\n",
             Mood::Refuses => "HTTP/1.1 507 No Room\r\ncontent-length: 2\r\n\r\nno",
             Mood::Takes => "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
@@ -202,23 +215,44 @@ fn a_web_server_that_does_not_take_lines_is_a_fault_loses_none_and_delays_no_oth
     all(40);
     wait_for("no fault", DEADLINE, || Ok(agent.works("logs").then_some(()))).unwrap();
 
+    // What was taken on a connection that broke comes again as the same POST.
+    receiver.is(Mood::TakesAndBreaks);
+    container.say(5);
+    let came = |times: usize| {
+        wait_for("them to be taken again", DEADLINE, || {
+            let taken = numbers(&receiver.taken());
+            let same = taken.iter().filter(|number| **number == 41).count();
+            Ok((same >= times && taken.last() == Some(&45)).then_some(()))
+        })
+        .unwrap();
+    };
+    came(2);
+    receiver.is(Mood::Takes);
+    came(3);
+    let posts = receiver.posts.lock().unwrap().clone();
+    for (key, body) in &posts {
+        assert_eq!(key.len(), 64, "{key}");
+        assert!(posts.iter().all(|(other, same)| (key == other) == (body == same)));
+    }
+
     // What was taken when the agent was killed comes again, with the same numbers.
+    let before = receiver.taken().lines().count();
     receiver.is(Mood::TakesAndHangs);
     container.say(5);
     wait_for("them to be taken", DEADLINE, || {
-        Ok((numbers(&receiver.taken()).last() == Some(&45)).then_some(()))
+        Ok((numbers(&receiver.taken()).last() == Some(&50)).then_some(()))
     })
     .unwrap();
     agent.restart();
     receiver.is(Mood::Takes);
     wait_for("them to be taken again", DEADLINE, || {
-        Ok((numbers(&receiver.taken()).len() >= 50).then_some(()))
+        Ok((numbers(&receiver.taken()).len() >= before + 10).then_some(()))
     })
     .unwrap();
     let taken = receiver.taken();
-    let again: Vec<&str> = taken.lines().skip(45).collect();
-    let before: Vec<&str> = taken.lines().skip(40).take(5).collect();
-    assert_eq!(again[again.len() - 5..], before);
+    let again: Vec<&str> = taken.lines().skip(before + 5).collect();
+    let first: Vec<&str> = taken.lines().skip(before).take(5).collect();
+    assert_eq!(again[again.len() - 5..], first);
     container.wait_until_all_are_in(&file);
 }
 

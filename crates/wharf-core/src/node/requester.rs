@@ -70,7 +70,7 @@ pub struct Facts {
     pub updates: Vec<UpdateWish>,
     /// What the gate publishes, or the force file.
     pub drain: Published,
-    /// This process is running the update's command.
+    /// This process is running the update's command. None that an earlier one began is left.
     pub commanding: bool,
     /// This process has told the node to go down, and nothing speaks against its doing so.
     pub ordered: bool,

@@ -60,6 +60,14 @@ impl Refusal {
             Refusal::MethodNotAllowed => 405,
         }
     }
+
+    /// Whether it is about who asks, and not about what is asked.
+    pub fn is_of_a_stranger(self) -> bool {
+        match self {
+            Refusal::Unauthorized | Refusal::Forbidden => true,
+            Refusal::NotFound | Refusal::MethodNotAllowed => false,
+        }
+    }
 }
 
 /// Decides who is answered, from the cluster's prefix and from elsewhere.

@@ -23,7 +23,11 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use tracing::{info, warn};
 
-use super::servers::{Health, Servers};
+use super::{
+    servers::{Health, Servers},
+    tell,
+};
+use crate::health::Reporter;
 
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// A loaded API server may take a second for its answer; one that takes longer is no use.
@@ -35,7 +39,12 @@ const MOST_ANSWER_BYTES: usize = 64 << 10;
 ///
 /// The connection is kept: a handshake a second from each of a thousand nodes would be a load of
 /// its own on the API servers.
-pub async fn keep_checking(servers: Arc<Servers>, address: SocketAddrV4, authority: PathBuf) {
+pub async fn keep_checking(
+    servers: Arc<Servers>,
+    address: SocketAddrV4,
+    authority: PathBuf,
+    reporter: Reporter,
+) {
     let mut checker = Checker { address, authority, proved: false, connection: None };
     let mut ticks = interval(CHECK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -49,6 +58,7 @@ pub async fn keep_checking(servers: Arc<Servers>, address: SocketAddrV4, authori
             checker.connection = None;
         }
         let before = servers.checked(address, result.is_ok());
+        tell(&servers, &reporter);
         match (before, result) {
             (Some(Health::Unknown | Health::Unready), Ok(())) => {
                 info!(server = %address, "the API server is ready");

@@ -3,13 +3,18 @@
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// A server that failed this many checks in a row is given up: its connections are closed, so that
 /// clients which would hold theirs for ever connect to another.
 const GIVEN_UP_AFTER: u32 = 4;
+/// A connection that found no server is told of for so long: clients may hold theirs for hours, and
+/// none of those says that all is well again.
+const LOST_FOR: Duration = Duration::from_secs(30);
 
 /// The list is shared by connections and checks; nobody holds the lock for longer than a look.
 #[derive(Debug, Default)]
@@ -21,6 +26,8 @@ struct Inner {
     own: Option<Ipv4Addr>,
     turn: usize,
     list: Vec<Server>,
+    /// When a connection last found no server.
+    lost: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -111,6 +118,27 @@ impl Servers {
         Some(before)
     }
 
+    /// A connection found no server.
+    pub fn lost(&self, now: Instant) {
+        self.lock().lost = Some(now);
+    }
+
+    /// Why a client finds no server, if that is so.
+    pub fn fault(&self, now: Instant) -> Option<String> {
+        let inner = self.lock();
+        let recently = |lost: Instant| now.saturating_duration_since(lost) < LOST_FOR;
+        if inner.list.is_empty() {
+            Some("the network file names none".to_owned())
+        } else if inner.list.iter().all(|server| server.health == Health::Unready) {
+            let all: Vec<String> = inner.list.iter().map(|it| it.address.to_string()).collect();
+            Some(format!("none is ready of {}", all.join(", ")))
+        } else if inner.lost.is_some_and(recently) {
+            Some("a connection found none that could be reached".to_owned())
+        } else {
+            None
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -185,6 +213,24 @@ mod tests {
         servers.checked(server(2), true);
         assert!(token.is_cancelled());
         assert!(!self::token(&servers, 1).is_cancelled(), "a later connection is not ended by it");
+    }
+
+    #[test]
+    fn that_clients_find_no_server_is_a_fault_as_long_as_it_is_so() {
+        let now = Instant::now();
+        let fault = |servers: &Servers, now| servers.fault(now).unwrap_or_default();
+        assert_eq!(fault(&servers(9, &[]), now), "the network file names none");
+        let servers = servers(9, &[1, 2]);
+        assert_eq!(fault(&servers, now), "", "none was looked at yet");
+        servers.checked(server(1), false);
+        assert_eq!(fault(&servers, now), "");
+        servers.checked(server(2), false);
+        assert_eq!(fault(&servers, now), "none is ready of 192.0.2.1:6443, 192.0.2.2:6443");
+        servers.checked(server(2), true);
+        assert_eq!(fault(&servers, now), "");
+        servers.lost(now);
+        assert_eq!(fault(&servers, now), "a connection found none that could be reached");
+        assert_eq!(fault(&servers, now + LOST_FOR), "");
     }
 
     #[test]
