@@ -193,7 +193,8 @@ mod tests {
         let gone = || vec![Action::Delete { name: "host-eth1".to_owned() }];
         let here = [app("a", &["eth1"])];
         let both = ["n1", "n2"];
-        let rows: [(&[App], &[&str], Option<&[&str]>, Vec<Action>); 8] = [
+        type Row<'a> = (&'a [App], &'a [&'a str], Option<&'a [&'a str]>, Vec<Action>);
+        let rows: [Row<'_>; 8] = [
             (&[], &["n2/c"], Some(&["n1"]), gone()),
             (&[], &["n2/c", "n3/d"], Some(&both), vec![put(&["n2/c"])]),
             (&[], &["n1/a", "n3/d"], Some(&both), gone()),

@@ -1,13 +1,18 @@
 //! What the agents of a real cluster do for the server: links, applications, operations on nodes.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
 
 use serde_json::{Value, json};
 use wharf_testbed::{Power, wait_for};
 
 use crate::{
     bed::{Bed, DEADLINE},
-    cordoned, nodes_ready,
+    cordoned, nodes_ready, pids,
 };
 
 const APP: &str = "0b1a2c3d-4e5f-4071-8293-a4b5c6d7e8f9";
@@ -285,8 +290,35 @@ fn update(bed: &Bed, cluster: &str, node: &str) {
         "and once put in place"
     );
     wait_for_service(bed, cluster);
-    assert_last(bed, cluster, "update");
+    assert_last(bed, cluster, "nodeupdate");
     fs::remove_file(program).unwrap();
+}
+
+/// The installer brings another program: every agent is started anew from it and linked again, and
+/// nothing else on its host is.
+pub fn upgrade(bed: &mut Bed, cluster: &str, wish: &Value) {
+    let (now, next) = (Path::new(env!("CARGO_BIN_EXE_wharf")), bed.world.path("next"));
+    fs::create_dir(&next).unwrap();
+    for name in ["wharf", "wharf-flex", "wharf-block"] {
+        fs::copy(now.with_file_name(name), next.join(name)).unwrap();
+    }
+    let program = next.join("wharf");
+    File::options().append(true).open(&program).unwrap().write_all(b"next").unwrap();
+    let names: Vec<String> =
+        bed.nodes(cluster).iter().map(|node| node["name"].as_str().unwrap().to_owned()).collect();
+    let before: Vec<_> = names.iter().map(|node| pids(bed, node)).collect();
+    bed.world.kill_server();
+    bed.start_server_with(&format!("agent_program = {:?}", program.display().to_string()));
+    bed.send(&["update", cluster], wish).ok();
+    bed.wait_for_links(cluster, names.len());
+    for (node, before) in names.iter().zip(before) {
+        let program = bed.host(node).run(&["tail", "-c", "4", "/opt/wharf/bin/wharf"]);
+        assert_eq!(program.unwrap(), "next", "{node}");
+        let after = pids(bed, node);
+        let others = before.iter().filter(|(unit, pid)| after.get(*unit) != Some(*pid));
+        let others: Vec<&str> = others.map(|(unit, _)| unit.as_str()).collect();
+        assert_eq!(others, ["wharf-agent.service"], "{node}");
+    }
 }
 
 /// All nodes are ready, may be used, and linked.

@@ -51,6 +51,11 @@ impl Bed {
     }
 
     pub fn start_server(&mut self) {
+        self.start_server_with("");
+    }
+
+    /// The same with more in its configuration.
+    pub fn start_server_with(&mut self, more: &str) {
         let cache = wharf_testbed::cache_dir().unwrap();
         let bundles = cache.join("bundles").display().to_string();
         let config = self.world.path("server.toml");
@@ -58,7 +63,7 @@ impl Bed {
         let port = *self.agents_port.get_or_insert_with(|| free_port().unwrap());
         let agents = format!("{}:{port}", self.machines.gateway());
         let text = format!(
-            "bundles_dir = {bundles:?}\n[agents]\nlisten = {agents:?}\naddresses = [{agents:?}]\n"
+            "bundles_dir = {bundles:?}\n{more}\n[agents]\nlisten = {agents:?}\naddresses = [{agents:?}]\n"
         );
         std::fs::write(&config, text).unwrap();
         let config = config.display().to_string();

@@ -2,12 +2,14 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
+use wharf_bundle::{catalogue, oci};
 use wharf_testbed::wait_for;
 
 use crate::{
@@ -22,7 +24,11 @@ const NAME: &str = "theirs";
 const NODES: [(&str, &[&str]); 3] = [("node1", CONTROL), ("node2", WORKER), ("node3", WORKER)];
 /// The nodes that the agent is for; the second is tainted.
 const CHOSEN: [&str; 2] = ["node2", "node3"];
+const FOR_CHOSEN: [&str; 6] =
+    ["--node-selector", "disk=fast", "--toleration", "only=agents:NoSchedule", "-o", "json"];
 const SHARED: &str = "/srv/shared";
+/// Where a block server keeps its images, on the second of the nodes.
+const BLOCKS: &str = "/var/lib/blocks";
 /// Agents that are not renewed are cut off after 15 s: whoever writes for longer was not.
 const LONGER_THAN_A_LEASE: Duration = Duration::from_secs(40);
 
@@ -42,6 +48,7 @@ fn agents_of_an_image_serve_volumes_on_a_cluster_that_was_imported() {
     trial.what_is_printed_is_taken_by_kubectl();
     trial.start_a_writer();
     trial.a_volume_goes_on_while_the_agents_pod_is_replaced();
+    trial.it_goes_on_while_the_agent_is_upgraded(&archive);
     trial.agents_are_not_removed_while_volumes_are_in_use();
     trial.stop_the_writer();
     trial.a_removal_leaves_nothing();
@@ -55,6 +62,33 @@ fn make_image() -> (PathBuf, String) {
     let said = String::from_utf8(made.stdout).unwrap();
     let (archive, image) = said.trim_end().split_once('\n').expect("two lines");
     (archive.into(), image.to_owned())
+}
+
+/// The image again, under another name and with a program that is not the same.
+fn make_next(archive: &Path, next: &Path) -> &'static str {
+    const NEXT: &str = "wharf.dev/agent:next";
+    let program = next.with_extension("program");
+    let mut bytes = fs::read(archive.with_file_name("wharf-node")).unwrap();
+    bytes.extend(b"next");
+    fs::write(&program, bytes).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let beside = |name: &str| archive.with_file_name(name);
+    let programs = [
+        ("wharf", program),
+        ("wharf-flex", beside("wharf-flex")),
+        ("wharf-block", beside("wharf-block")),
+    ];
+    let tree = programs.map(|(name, from)| (name.to_owned(), oci::Node::Program { from }));
+    let image = oci::Image {
+        name: NEXT,
+        arch: catalogue::this_arch(),
+        entrypoint: &["/wharf"],
+        command: &["agent", "launch"],
+        user: "",
+        tree: tree.into(),
+    };
+    oci::write(&image, next).unwrap();
+    NEXT
 }
 
 struct Trial<'a> {
@@ -154,17 +188,23 @@ EOF
     }
 
     /// As a person would who has no registry, on the nodes that are meant.
-    fn load(&self, archive: &PathBuf) {
+    fn load(&self, archive: &Path) {
+        self.import(archive);
+        for node in CHOSEN {
+            self.kubectl(&["label", "node", node, "disk=fast"]);
+        }
+        self.kubectl(&["taint", "node", CHOSEN[1], "only=agents:NoSchedule"]);
+    }
+
+    fn import(&self, archive: &Path) {
         let shared = self.bed.shared().join("wharf-agent.tar");
         fs::copy(archive, &shared).unwrap();
         let import = "/opt/wharf/bin/ctr --address /run/wharf/containerd/containerd.sock \
                       -n k8s.io images import /srv/shared/wharf-agent.tar";
         for node in CHOSEN {
             self.bed.host(node).run(&["sh", "-c", import]).unwrap();
-            self.kubectl(&["label", "node", node, "disk=fast"]);
         }
         fs::remove_file(&shared).unwrap();
-        self.kubectl(&["taint", "node", CHOSEN[1], "only=agents:NoSchedule"]);
     }
 
     fn no_node_is_meant_by_a_label_that_none_has(&self) {
@@ -173,15 +213,7 @@ EOF
     }
 
     fn the_agent_comes_to_the_chosen_nodes(&self) {
-        let chosen = [
-            "--node-selector",
-            "disk=fast",
-            "--toleration",
-            "only=agents:NoSchedule",
-            "-o",
-            "json",
-        ];
-        let installed = self.install(&chosen);
+        let installed = self.install(&FOR_CHOSEN);
         assert_eq!(installed.exit, 0, "{installed:?}\n{}", self.told());
         assert!(installed.stderr.contains("ctr -n k8s.io images import"), "{installed:?}");
         let seen = installed.json();
@@ -214,43 +246,38 @@ EOF
         assert_eq!(spec(&before), spec(&after), "nothing was changed");
     }
 
+    /// It writes to a volume of a shared directory and to one of a block server, and ends when it
+    /// cannot.
     fn start_a_writer(&self) {
-        let script = "i=0; while :; do echo $i >>/data/log && sync || exit 1; i=$((i+1)); \
-                      sleep 0.2; done";
-        self.bed.apply(NAME, &[
-            json!({
-                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
-                "metadata": { "name": "main" },
-                "spec": { "backend": "loopfile", "parameters": { "directory": SHARED } },
-            }),
-            json!({
-                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-                "metadata": { "name": "main" }, "provisioner": "wharf.dev/volume",
-                "parameters": { "storageCluster": "main" },
-            }),
-            json!({
-                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "data" },
-                "spec": {
-                    "accessModes": ["ReadWriteOnce"], "storageClassName": "main",
-                    "resources": { "requests": { "storage": "64Mi" } },
-                },
-            }),
-            json!({
-                "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "writer" },
-                "spec": {
-                    "nodeName": CHOSEN[0], "restartPolicy": "Never",
-                    "terminationGracePeriodSeconds": 0,
-                    "containers": [{
-                        "name": "writer", "image": self.bed.image("busybox"),
-                        "command": ["sh", "-c", script],
-                        "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
-                    }],
-                    "volumes": [{
-                        "name": "data", "persistentVolumeClaim": { "claimName": "data" },
-                    }],
-                },
-            }),
-        ]);
+        let script = "i=0; while :; do echo $i >>/data/log && echo $i >>/net/log && sync || exit 1; \
+                      i=$((i+1)); sleep 0.2; done";
+        let server = format!("{}:10809", self.bed.host(CHOSEN[1]).address());
+        let serve = format!(
+            "mkdir {BLOCKS} && systemd-run --unit=blocks /opt/wharf-agent/wharf-block serve \
+             {BLOCKS} {server}"
+        );
+        self.bed.host(CHOSEN[1]).run(&["sh", "-c", &serve]).unwrap();
+        let mut objects = claimed("data", "loopfile", &json!({ "directory": SHARED }));
+        objects.extend(claimed("net", "proxy", &json!({ "server": server })));
+        let volume =
+            |name: &str| json!({ "name": name, "persistentVolumeClaim": { "claimName": name } });
+        objects.push(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "writer" },
+            "spec": {
+                "nodeName": CHOSEN[0], "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{
+                    "name": "writer", "image": self.bed.image("busybox"),
+                    "command": ["sh", "-c", script],
+                    "volumeMounts": [
+                        { "name": "data", "mountPath": "/data" },
+                        { "name": "net", "mountPath": "/net" },
+                    ],
+                }],
+                "volumes": [volume("data"), volume("net")],
+            },
+        }));
+        self.bed.apply(NAME, &objects);
         self.wait_for_count(10);
     }
 
@@ -308,8 +335,36 @@ EOF
         .unwrap();
         let written = self.count().unwrap();
         self.wait_for_count(written + 20);
+        self.assert_no_write_has_failed();
+    }
+
+    fn assert_no_write_has_failed(&self) {
         let phase = self.kubectl(&["get", "pod", "writer", "-o", "jsonpath={.status.phase}"]);
         assert_eq!(phase, "Running", "no write has failed");
+    }
+
+    /// Another program takes the agent's place; what serves the volumes is not touched.
+    fn it_goes_on_while_the_agent_is_upgraded(&self, archive: &Path) {
+        let next = self.bed.world.path("next.tar");
+        let image = make_next(archive, &next);
+        self.import(&next);
+        let node = CHOSEN[0];
+        let proxies = || self.bed.host(node).run(&["pgrep", "-f", "[w]harf-block"]).unwrap();
+        let (agent, served, written) = (self.agent_of(node), proxies(), self.count().unwrap());
+        let upgraded = Trial { bed: self.bed, image: image.to_owned() }.install(&FOR_CHOSEN);
+        assert_eq!(upgraded.exit, 0, "{upgraded:?}\n{}", self.told());
+        let begun = Instant::now();
+        let program = self.bed.host(node).run(&["tail", "-c", "4", "/opt/wharf-agent/wharf"]);
+        assert_eq!(program.unwrap(), "next");
+        let now = self.agent_of(node);
+        assert!(now != agent && now != "0", "{now}");
+        wait_for("a lease to have passed", DEADLINE, || {
+            Ok((begun.elapsed() > LONGER_THAN_A_LEASE).then_some(()))
+        })
+        .unwrap();
+        self.wait_for_count(written + 20);
+        assert_eq!(proxies(), served, "they have not even noticed");
+        self.assert_no_write_has_failed();
     }
 
     fn agents_are_not_removed_while_volumes_are_in_use(&self) {
@@ -320,11 +375,16 @@ EOF
     }
 
     fn stop_the_writer(&self) {
-        self.kubectl(&["delete", "--wait=false", "pod/writer", "pvc/data"]);
+        self.kubectl(&["delete", "--wait=false", "pod/writer", "pvc/data", "pvc/net"]);
         self.wait_for_none("pv,attachments.wharf.dev,nodegarbages.wharf.dev");
-        let storage = ["storageclass/main", "storageclusters.wharf.dev/main"];
-        self.kubectl(&[&["delete", "--wait=false"], &storage[..]].concat());
+        for storage in ["data", "net"] {
+            let class = format!("storageclass/{storage}");
+            let cluster = format!("storageclusters.wharf.dev/{storage}");
+            self.kubectl(&["delete", "--wait=false", &class, &cluster]);
+        }
         self.wait_for_none("storageclusters.wharf.dev");
+        let end = format!("systemctl stop blocks && rm -r {BLOCKS}");
+        self.bed.host(CHOSEN[1]).run(&["sh", "-c", &end]).unwrap();
     }
 
     fn wait_for_none(&self, kinds: &str) {
@@ -350,4 +410,26 @@ EOF
         let kinds = self.kubectl(&["get", "crd,namespace,clusterrole,csidriver", "-o", "name"]);
         assert!(!kinds.contains("wharf"), "{kinds}");
     }
+}
+
+/// Storage of a backend, and a claim of it, by one name.
+fn claimed(name: &str, backend: &str, parameters: &Value) -> Vec<Value> {
+    vec![
+        json!({
+            "apiVersion": "wharf.dev/v1", "kind": "StorageCluster", "metadata": { "name": name },
+            "spec": { "backend": backend, "parameters": parameters },
+        }),
+        json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+            "metadata": { "name": name }, "provisioner": "wharf.dev/volume",
+            "parameters": { "storageCluster": name },
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": name,
+                "resources": { "requests": { "storage": "64Mi" } },
+            },
+        }),
+    ]
 }

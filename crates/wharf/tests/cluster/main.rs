@@ -66,7 +66,7 @@ fn cordoned(bed: &Bed, cluster: &str) -> Vec<String> {
 
 #[test]
 fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
-    let bed = Bed::start("life", 6);
+    let mut bed = Bed::start("life", 6);
     let hosts = ["node1", "node2", "node3", "node4", "node5", "node6"];
     let before: BTreeMap<_, _> = hosts.iter().map(|h| (*h, inventory(bed.host(h)))).collect();
     let nodes = [
@@ -167,6 +167,8 @@ fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
     bed.send(&["update", "life"], &wish).ok();
     assert_eq!(nodes_ready(&bed, "life"), 5);
     assert_as_before(bed.host("node6"), &before["node6"]);
+
+    agents::upgrade(&mut bed, "life", &wish);
 
     // A controlplane node is not removed.
     let fewer = bed.wish("life", &nodes[1..]);
