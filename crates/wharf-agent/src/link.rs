@@ -35,6 +35,8 @@ use publish::Publisher;
 use report::Reports;
 use saved::Saved;
 
+/// For what is still to be said when the agent stops.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Between two tries, at first and in the end; each is drawn between half of it and one and a half.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -112,8 +114,12 @@ pub async fn run(context: Context, reporter: Reporter, tracker: Tracker) -> Ende
         saved,
         standing,
     };
+    let stopped = async {
+        stop.cancelled().await;
+        sleep(LAST_WORDS).await;
+    };
     tokio::select! {
-        () = stop.cancelled() => {}
+        () = stopped => {}
         () = tell_standing(&context, stands) => {}
         () = link.keep() => {}
     }
@@ -132,16 +138,17 @@ struct Link {
 }
 
 impl Link {
-    /// Connects again and again, for ever.
+    /// Connects again and again, until the agent stops.
     async fn keep(&mut self) {
+        let stop = self.context.stop.clone();
         let mut pause = FIRST_PAUSE;
         loop {
             let begun = Instant::now();
             let ended = match self.servers.next() {
-                Some(server) => {
-                    let ended = self.speak(&server).await;
-                    ended.map_or_else(|error| (server, error), |never| match never {})
-                }
+                Some(server) => match self.speak(&server).await {
+                    Ok(()) => return,
+                    Err(error) => (server, error),
+                },
                 None => ("the server".to_owned(), LinkError::NoServer),
             };
             self.lost();
@@ -150,7 +157,9 @@ impl Link {
             if begun.elapsed() >= LASTED {
                 pause = FIRST_PAUSE;
             }
-            sleep(jitter(pause)).await;
+            if stop.run_until_cancelled(sleep(jitter(pause))).await.is_none() {
+                return;
+            }
             // All that are known are tried before anybody waits longer.
             if self.servers.is_round_over() {
                 pause = (pause * 2).min(LONGEST_PAUSE);

@@ -3,11 +3,11 @@
 use tokio::sync::watch;
 use wharf_api::{
     link::Report,
-    node_files::{BaseOsStatus, GLOBAL, NodeAgentStatus, NodeDrainStatus, NodeJobs},
+    node_files::{BaseOsStatus, GLOBAL, NodeAgentStatus, NodeDrainStatus, NodeJob, NodeJobs},
 };
 
 use crate::{
-    files::Subscription,
+    files::{Files, Subscription},
     health::{AGENT, Health},
     tasks::Context,
 };
@@ -58,7 +58,19 @@ impl Reports {
 
     pub fn now(&self) -> Report {
         let jobs = self.jobs.get(GLOBAL).flatten();
-        let jobs = jobs.map(|jobs| jobs.jobs.0.clone()).unwrap_or_default();
+        self.with(jobs.map(|jobs| jobs.jobs.0.clone()).unwrap_or_default())
+    }
+
+    /// The same when the agent stops: nobody follows files any more, and the last change of the jobs,
+    /// that the node goes down, may be younger than that.
+    pub fn last(&self, files: &Files) -> Report {
+        match files.read::<NodeJobs>(AGENT, GLOBAL) {
+            Ok(jobs) => self.with(jobs.map(|jobs| jobs.jobs.0).unwrap_or_default()),
+            Err(_) => self.now(),
+        }
+    }
+
+    fn with(&self, jobs: Vec<NodeJob>) -> Report {
         // Those that are past their preparations want the node for themselves.
         let busy = |phase: &str| matches!(phase, "deferred" | "commanding" | "leaving");
         let wants = jobs.iter().find(|job| busy(&job.phase)).map(|job| job.kind.clone());

@@ -1,6 +1,6 @@
 //! One connection to a server, from hello to its end.
 
-use std::{convert::Infallible, time::Duration};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -16,8 +16,9 @@ const IDENTITY_MODE: u32 = 0o600;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 impl Link {
-    /// Never ends but by an error.
-    pub(super) async fn speak(&mut self, server: &str) -> Result<Infallible, LinkError> {
+    /// Ends by an error, or when the agent stops and has said its last words.
+    pub(super) async fn speak(&mut self, server: &str) -> Result<(), LinkError> {
+        let stop = self.context.stop.clone();
         let mut wire = Wire::open(&self.context.config, server).await?;
         let boot_id = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -33,6 +34,14 @@ impl Link {
         let mut address = None;
         loop {
             tokio::select! {
+                // That the node goes down is known to nobody else.
+                () = stop.cancelled() => {
+                    let report = self.reports.last(&self.context.files);
+                    if sent.as_ref() != Some(&report) {
+                        wire.send(&Up::Report(Box::new(report))).await?;
+                    }
+                    return Ok(());
+                }
                 () = sleep_until(heard + SILENCE) => return Err(LinkError::Silent(SILENCE)),
                 message = wire.next() => {
                     heard = Instant::now();

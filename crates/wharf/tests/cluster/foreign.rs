@@ -349,7 +349,7 @@ EOF
         let image = make_next(archive, &next);
         self.import(&next);
         let node = CHOSEN[0];
-        let proxies = || self.bed.host(node).run(&["pgrep", "-f", "[w]harf-block"]).unwrap();
+        let proxies = || self.bed.host(node).run(&["pgrep", "-f", "volumes/[p]roxies/"]).unwrap();
         let (agent, served, written) = (self.agent_of(node), proxies(), self.count().unwrap());
         let upgraded = Trial { bed: self.bed, image: image.to_owned() }.install(&FOR_CHOSEN);
         assert_eq!(upgraded.exit, 0, "{upgraded:?}\n{}", self.told());

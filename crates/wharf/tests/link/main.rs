@@ -157,6 +157,22 @@ async fn a_reboot_is_let_in_one_at_a_time_handed_on_and_followed_to_its_end() {
     world.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn that_a_node_goes_down_is_heard_however_soon_it_is_gone() {
+    let world = World::start(3).await;
+    let node = Node::start(&world, "n1").await;
+    node.publish("zedkube", "global", &drain(2));
+    eventually(async || world.node("n1").await["agent"]["drainStatus"] == "NOTREQUESTED").await;
+    let id = world.act("n1", "shutdown", json!({})).await.1["id"].as_str().unwrap().to_owned();
+    node.wait_until_at("wharf", DEVICE, |wish: &NodeWish| wish.id == id).await;
+    node.publish("wharf", "global", &jobs(&id, "leaving"));
+    node.stop().await;
+    let ended = world.wait_for_end("n1").await;
+    assert_eq!(ended["state"], "succeeded", "{ended}");
+    assert_eq!(ended["reason"], "the machine was shut down", "{ended}");
+    world.stop().await;
+}
+
 /// Two servers on one etcd: each has the link of one node, and both speak for both. When one ends, its
 /// node goes to the other, and what was under way goes on there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
