@@ -292,6 +292,7 @@ fn update(bed: &Bed, cluster: &str, node: &str) {
     wait_for_service(bed, cluster);
     assert_last(bed, cluster, "nodeupdate");
     fs::remove_file(program).unwrap();
+    host.run(&["rm", "/etc/updated", "/var/tmp/image"]).unwrap();
 }
 
 /// The installer brings another program: every agent is started anew from it and linked again, and

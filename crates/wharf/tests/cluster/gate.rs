@@ -25,6 +25,7 @@ fn a_node_is_emptied_before_it_goes_down_and_goes_down_once() {
     let gate = Gate::prepare(&bed);
 
     gate.a_blocked_reboot_waits_and_is_then_done();
+    gate.a_cordon_that_is_refused_has_failed_and_may_be_tried_again();
     gate.a_killed_agent_goes_on_in_every_state();
     gate.an_update_and_a_reboot_share_the_first_drain();
     gate.a_cluster_that_is_cut_off_does_not_hold_the_node();
@@ -101,6 +102,19 @@ impl<'a> Gate<'a> {
         }
     }
 
+    /// After ten tries, which the agent that is killed then has counted.
+    fn a_cordon_that_is_refused_has_failed_and_may_be_tried_again(&self) {
+        let booted = self.boots();
+        self.refuse_cordons();
+        self.kill_at("6", || self.agent(&["reboot"]));
+        assert_eq!((self.boots(), cordoned(self.bed, NAME).len()), (booted, 0));
+        self.allow("cordons");
+        self.agent(&["reboot"]);
+        self.wait_for_boots(booted + 1);
+        self.wait_until_back("reboot");
+        assert_eq!(self.boots(), booted + 1, "{}", self.log());
+    }
+
     /// In turn: while the cluster does not answer, while evictions fail, after they have failed for
     /// good, while a budget blocks, and at the very end.
     fn a_killed_agent_goes_on_in_every_state(&self) {
@@ -121,7 +135,7 @@ impl<'a> Gate<'a> {
         self.wait_for_status(5);
         assert_eq!((self.boots(), cordoned(self.bed, NAME)), (booted, vec![NODE.to_owned()]));
         self.hold_the_first_reboot();
-        self.kill_at("9", || {
+        self.kill_when("9", "[[ -d /persist/held ]]", || {
             self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
         });
         self.wait_for_boots(booted + 1);
@@ -209,42 +223,62 @@ impl<'a> Gate<'a> {
 
     /// Whether evictions end in an error that is no refusal by a budget.
     fn refuse_evictions(&self, refuse: bool) {
+        if !refuse {
+            self.protect();
+            return self.allow("evictions");
+        }
+        // A budget would be asked first.
+        self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
+        self.refuse("evictions", "CREATE", "pods/eviction", "false");
+        let dry = r#"{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"held"},
+                      "deleteOptions":{"dryRun":["All"]}}"#;
+        let file = self.bed.world.path("eviction.json");
+        fs::write(&file, dry).unwrap();
+        let path = "/api/v1/namespaces/default/pods/held/eviction";
+        let file = file.display().to_string();
+        self.wait_for("evictions to fail", || {
+            let asked = self.bed.kubectl(NAME, &["create", "--raw", path, "-f", &file]);
+            asked.is_err_and(|error| error.contains("no evictions today"))
+        });
+    }
+
+    fn refuse_cordons(&self) {
+        let stays = "!has(object.spec.unschedulable) || !object.spec.unschedulable";
+        self.refuse("cordons", "UPDATE", "nodes", stays);
+        self.wait_for("cordons to fail", || {
+            let cordon = r#"{"spec":{"unschedulable":true}}"#;
+            let patch = ["patch", "node", NODE, "--dry-run=server", "-p", cordon];
+            let asked = self.bed.kubectl(NAME, &patch);
+            asked.is_err_and(|error| error.contains("no cordons today"))
+        });
+    }
+
+    /// The API server refuses what does not meet the expression.
+    fn refuse(&self, what: &str, operation: &str, resource: &str, expression: &str) {
+        let message = format!("no {what} today");
         let policy = json!({
             "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
-            "metadata": {"name": "no-evictions"},
+            "metadata": {"name": what},
             "spec": {
                 "failurePolicy": "Fail",
                 "matchConstraints": {"resourceRules": [{
-                    "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
-                    "resources": ["pods/eviction"],
+                    "apiGroups": [""], "apiVersions": ["v1"], "operations": [operation],
+                    "resources": [resource],
                 }]},
-                "validations": [{"expression": "false", "message": "no evictions today"}],
+                "validations": [{"expression": expression, "message": message}],
             },
         });
         let binding = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": "no-evictions"},
-            "spec": {"policyName": "no-evictions", "validationActions": ["Deny"]},
+            "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": what},
+            "spec": {"policyName": what, "validationActions": ["Deny"]},
         });
-        if refuse {
-            // A budget would be asked first.
-            self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
-            self.bed.apply(NAME, &[policy, binding]);
-            let dry = r#"{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"held"},
-                          "deleteOptions":{"dryRun":["All"]}}"#;
-            let file = self.bed.world.path("eviction.json");
-            fs::write(&file, dry).unwrap();
-            let path = "/api/v1/namespaces/default/pods/held/eviction";
-            let file = file.display().to_string();
-            self.wait_for("evictions to fail", || {
-                let asked = self.bed.kubectl(NAME, &["create", "--raw", path, "-f", &file]);
-                asked.is_err_and(|error| error.contains("no evictions today"))
-            });
-        } else {
-            self.protect();
-            for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
-                self.bed.kubectl(NAME, &["delete", kind, "no-evictions"]).unwrap();
-            }
+        self.bed.apply(NAME, &[policy, binding]);
+    }
+
+    fn allow(&self, what: &str) {
+        for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
+            self.bed.kubectl(NAME, &["delete", kind, what]).unwrap();
         }
     }
 
@@ -263,12 +297,17 @@ impl<'a> Gate<'a> {
 
     /// Kills the agent as it publishes one of these statuses, after `begin` has led to it.
     fn kill_at(&self, status: &str, begin: impl FnOnce()) {
+        self.kill_when(status, "true", begin);
+    }
+
+    /// The same, if a condition of the shell holds besides.
+    fn kill_when(&self, status: &str, condition: &str, begin: impl FnOnce()) {
         // Nothing is started in the loop: some statuses last only for a moment.
         let script = format!(
             "until [ \"$(systemctl is-active wharf-agent)\" = active ]; do sleep 0.1; done; \
              is() {{ read -r line </run/zedkube/NodeDrainStatus/global.json; \
              [[ $line == *'\"Status\":'{status},* ]]; }}; \
-             until is; do ((SECONDS < 240)) || {{ echo missed; break; }}; done; \
+             until is && {condition}; do ((SECONDS < 240)) || {{ echo missed; break; }}; done; \
              kill -9 $(systemctl show wharf-agent -p MainPID --value) && echo killed"
         );
         let mut killer = self.host.ssh_command();

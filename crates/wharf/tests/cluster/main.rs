@@ -36,12 +36,10 @@ const WORKER: &[&str] = &["worker"];
 
 /// The main processes of our units on a host.
 fn pids(bed: &Bed, host: &str) -> BTreeMap<String, String> {
-    let command = "systemctl show 'wharf-*' -p Id,MainPID --value | paste -d' ' - - - | sort";
+    let command = "systemctl show 'wharf-*' -p MainPID -p Id --value | paste -d' ' - - - | sort";
     let text = bed.host(host).run(&["sh", "-c", command]).unwrap();
-    text.lines()
-        .filter_map(|line| line.trim().split_once(' '))
-        .map(|(a, b)| (a.to_owned(), b.to_owned()))
-        .collect()
+    let pids = text.lines().filter_map(|line| line.trim().split_once(' '));
+    pids.map(|(pid, unit)| (unit.to_owned(), pid.to_owned())).collect()
 }
 
 /// None while the API server that is asked is not back yet.
