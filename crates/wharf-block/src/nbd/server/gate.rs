@@ -5,12 +5,13 @@
 //! merely paused finds its connection cut and its generation refused when it goes on.
 
 use std::{
+    cmp::Ordering,
     collections::BTreeMap,
     net::{Shutdown, TcpStream},
     path::PathBuf,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{self, AtomicBool},
     },
     time::{Duration, Instant},
 };
@@ -68,15 +69,18 @@ struct Member {
 
 impl Member {
     fn cut(&self) {
-        self.cut.store(true, Ordering::Release);
+        self.cut.store(true, atomic::Ordering::Release);
         // A connection that is closed already needs no shutdown.
         let _closed = self.socket.shutdown(Shutdown::Both);
     }
 
     /// Whether this member has to go before one of that generation and role comes in.
     fn gives_way_to(&self, generation: u64, role: &Role) -> bool {
-        if self.generation < generation && *role != Role::Guest {
-            return true;
+        match self.generation.cmp(&generation) {
+            // It came while the other still waited, who is refused when he goes on.
+            Ordering::Greater => return false,
+            Ordering::Less if *role != Role::Guest => return true,
+            _ => {}
         }
         match (&self.role, role) {
             (
@@ -98,7 +102,7 @@ pub(super) struct Admission {
 
 impl Admission {
     pub fn is_cut(&self) -> bool {
-        self.member.cut.load(Ordering::Acquire)
+        self.member.cut.load(atomic::Ordering::Acquire)
     }
 
     pub fn may_write(&self) -> bool {
@@ -225,4 +229,48 @@ pub(super) fn admit(
     state.next += 1;
     state.members.insert(id, Arc::clone(&member));
     Ok(Admission { image: Arc::clone(image), id, member })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, thread};
+
+    use tempfile::TempDir;
+
+    use super::{super::store::Store, *};
+
+    #[test]
+    fn one_that_still_waits_does_not_cut_a_higher_that_came_in() {
+        let dir = TempDir::new().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let name = ImageName::new("one").unwrap();
+        store.create(&name, 1 << 20).unwrap();
+        let image = store.image(&name).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let enter = |generation: u64| {
+            let socket = socket.try_clone().unwrap();
+            let role = Role::Writer { session: format!("session-{generation}"), slot: 0 };
+            admit(&image, generation, role, socket)
+        };
+        let seen = |epoch| {
+            while image.gate.epoch() < epoch {
+                thread::yield_now();
+            }
+        };
+        // Whether the lower or the higher goes on first is up to the scheduler.
+        for round in 1..=100 {
+            let old = enter(3 * round).unwrap();
+            thread::scope(|scope| {
+                let lower = scope.spawn(|| enter(3 * round + 1).map(drop));
+                seen(3 * round + 1);
+                let higher = scope.spawn(|| enter(3 * round + 2));
+                seen(3 * round + 2);
+                drop(old);
+                let higher = higher.join().unwrap().unwrap();
+                assert_eq!(lower.join().unwrap().unwrap_err().code, Code::Fenced);
+                assert!(!higher.is_cut(), "round {round}");
+            });
+        }
+    }
 }
