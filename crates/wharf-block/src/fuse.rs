@@ -11,24 +11,28 @@ use std::{
     ffi::CString,
     fs::{File, OpenOptions},
     io::{self, IoSlice, Write},
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::ffi::OsStrExt,
-    },
+    mem,
+    os::{fd::AsRawFd, unix::ffi::OsStrExt},
     path::Path,
+    sync::{Mutex, PoisonError},
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, poll},
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
     mount::{MountFlags, mount},
 };
 
+use crate::nbd::client::Piece;
 use wire::{Attributes, DISK, Message, Operation, ROOT};
 
 /// What the kernel puts into one request at most, in both directions.
 pub(crate) const MAX_TRANSFER: usize = 1 << 20;
 /// The payload, and the largest header before it in whole pages.
 const BUFFER: usize = MAX_TRANSFER + 4096;
+/// When so many bytes are to be read or written, no more requests are taken with them.
+const GATHERED: usize = 64 << 10;
 
 /// The name of the file.
 pub(crate) const DISK_NAME: &str = "disk";
@@ -37,8 +41,9 @@ pub(crate) const DISK_NAME: &str = "disk";
 pub(crate) trait Disk {
     fn size(&self) -> u64;
     fn read_only(&self) -> bool;
-    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Errno>;
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno>;
+    /// An error for all of them; what went wrong with one is noted there.
+    fn read(&mut self, pieces: &mut [Piece<&mut [u8]>]) -> Result<(), Errno>;
+    fn write(&mut self, pieces: &mut [Piece<&[u8]>]) -> Result<(), Errno>;
     fn flush(&mut self) -> Result<(), Errno>;
     fn zero(&mut self, offset: u64, length: u64, keep_room: bool) -> Result<(), Errno>;
     fn grow(&mut self, size: u64) -> Result<(), Errno>;
@@ -65,39 +70,160 @@ pub(crate) fn resend(fuse: &File) -> io::Result<bool> {
     }
 }
 
-/// Answers requests until the file system is unmounted or its connection aborted. Several threads do
-/// this at once.
-pub(crate) fn serve(fuse: &File, disk: &mut impl Disk) -> io::Result<()> {
-    let mut incoming = vec![0; BUFFER];
-    let mut outgoing = vec![0; MAX_TRANSFER];
-    loop {
-        let size = match rustix::io::read(fuse, incoming.as_mut_slice()) {
-            Ok(size) => size,
-            // The request was withdrawn before we had it.
-            Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => continue,
-            Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        let Some(message) = Message::parse(incoming.get(..size).unwrap_or_default()) else {
-            return Err(io::ErrorKind::InvalidData.into());
-        };
-        match answer(&message, disk, &mut outgoing) {
-            Outcome::Nothing => {}
-            Outcome::Bytes(bytes) => reply(fuse, message.unique, Ok(&bytes))?,
-            Outcome::Data(count) => {
-                reply(fuse, message.unique, Ok(outgoing.get(..count).unwrap_or_default()))?;
+/// The open `/dev/fuse`. One thread at a time takes requests from it, and takes several when they are
+/// there already: to wake a thread costs more than a small read.
+pub(crate) struct Channel {
+    fuse: File,
+    taking: Mutex<()>,
+}
+
+impl Channel {
+    pub(crate) fn new(fuse: File) -> io::Result<Self> {
+        let flags = fcntl_getfl(&fuse)?;
+        fcntl_setfl(&fuse, flags | OFlags::NONBLOCK)?;
+        Ok(Self { fuse, taking: Mutex::default() })
+    }
+
+    /// Answers requests until the file system is unmounted or its connection aborted. Several threads
+    /// do this at once.
+    pub(crate) fn serve(&self, disk: &mut impl Disk) -> io::Result<()> {
+        let mut incoming = vec![0; BUFFER + GATHERED];
+        let mut outgoing = vec![0; MAX_TRANSFER + GATHERED];
+        loop {
+            let messages = self.take(&mut incoming)?;
+            if messages.is_empty() {
+                return Ok(());
             }
-            Outcome::Error(error) => reply(fuse, message.unique, Err(error))?,
+            self.read(&messages, disk, &mut outgoing)?;
+            self.write(&messages, disk)?;
+            for message in &messages {
+                match answer(message, disk) {
+                    Outcome::Nothing => {}
+                    Outcome::Bytes(bytes) => self.reply(message.unique, Ok(&bytes))?,
+                    Outcome::Error(error) => self.reply(message.unique, Err(error))?,
+                }
+            }
+        }
+    }
+
+    /// Waits for a request and takes more that are there, as long as they are small. None: it is over.
+    fn take<'b>(&self, mut buffer: &'b mut [u8]) -> io::Result<Vec<Message<'b>>> {
+        let _alone = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut messages = Vec::new();
+        let mut gathered = 0;
+        while gathered < GATHERED && buffer.len() >= BUFFER {
+            let size = match rustix::io::read(&self.fuse, &mut *buffer) {
+                Ok(size) => size,
+                // The request was withdrawn before we had it.
+                Err(Errno::NOENT | Errno::INTR) => continue,
+                Err(Errno::AGAIN) if messages.is_empty() => {
+                    self.wait()?;
+                    continue;
+                }
+                Err(Errno::AGAIN | Errno::NODEV | Errno::CONNABORTED) => break,
+                Err(error) => return Err(error.into()),
+            };
+            let (taken, rest) = mem::take(&mut buffer).split_at_mut(size);
+            buffer = rest;
+            let message = Message::parse(taken).ok_or(io::ErrorKind::InvalidData)?;
+            gathered += message.operation.weight().unwrap_or(GATHERED);
+            messages.push(message);
+        }
+        Ok(messages)
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        match poll(&mut [PollFd::new(&self.fuse, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn read(
+        &self,
+        messages: &[Message],
+        disk: &mut impl Disk,
+        mut outgoing: &mut [u8],
+    ) -> io::Result<()> {
+        let (mut asked, mut pieces) = (Vec::new(), Vec::new());
+        for message in messages {
+            let Operation::Read { offset, size } = message.operation else { continue };
+            let rest = usize::try_from(disk.size().saturating_sub(offset)).unwrap_or(usize::MAX);
+            let count = rest.min(size as usize);
+            match mem::take(&mut outgoing).split_at_mut_checked(count) {
+                // Behind the end.
+                Some((_, rest)) if count == 0 => {
+                    outgoing = rest;
+                    self.reply(message.unique, Ok(&[]))?;
+                }
+                Some((bytes, rest)) => {
+                    outgoing = rest;
+                    asked.push(message.unique);
+                    pieces.push(Piece::new(offset, bytes));
+                }
+                None => self.reply(message.unique, Err(Errno::INVAL))?,
+            }
+        }
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        let all = disk.read(&mut pieces);
+        for (unique, piece) in asked.into_iter().zip(pieces) {
+            self.reply(unique, all.and(checked(piece.error)).map(|()| &*piece.bytes))?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, messages: &[Message], disk: &mut impl Disk) -> io::Result<()> {
+        let (mut asked, mut pieces) = (Vec::new(), Vec::new());
+        for message in messages {
+            let Operation::Write { offset, bytes } = message.operation else { continue };
+            match may_write(disk, offset, bytes) {
+                Ok(()) => {
+                    asked.push(message.unique);
+                    pieces.push(Piece::new(offset, bytes));
+                }
+                Err(error) => self.reply(message.unique, Err(error))?,
+            }
+        }
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        let all = disk.write(&mut pieces);
+        for (unique, piece) in asked.into_iter().zip(pieces) {
+            let answer = wire::write_answer(piece.bytes.len() as u32);
+            self.reply(unique, all.and(checked(piece.error)).map(|()| answer.as_slice()))?;
+        }
+        Ok(())
+    }
+
+    fn reply(&self, unique: u64, outcome: Result<&[u8], Errno>) -> io::Result<()> {
+        let (data, error) = match outcome {
+            Ok(data) => (data, 0),
+            Err(error) => (&[][..], -error.raw_os_error()),
+        };
+        let head = wire::out_header(data.len(), error, unique);
+        // The kernel takes an answer in one piece or not at all.
+        match rustix::io::writev(&self.fuse, &[IoSlice::new(&head), IoSlice::new(data)]) {
+            Ok(_) => Ok(()),
+            // The request was withdrawn, or the connection aborted: the next read says which.
+            Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED | Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 }
 
+fn checked(error: u32) -> Result<(), Errno> {
+    match error {
+        0 => Ok(()),
+        error => Err(Errno::from_raw_os_error(i32::try_from(error).unwrap_or(5))),
+    }
+}
+
 enum Outcome {
-    /// This kind of request has no answer.
+    /// This kind of request has no answer, or has it already.
     Nothing,
     Bytes(Vec<u8>),
-    /// So much of the outgoing buffer.
-    Data(usize),
     Error(Errno),
 }
 
@@ -107,7 +233,7 @@ impl From<Result<Outcome, Errno>> for Outcome {
     }
 }
 
-fn answer(message: &Message, disk: &mut impl Disk, outgoing: &mut [u8]) -> Outcome {
+fn answer(message: &Message, disk: &mut impl Disk) -> Outcome {
     let done = |result: Result<(), Errno>| result.map(|()| Outcome::Bytes(Vec::new())).into();
     let attributes =
         |disk: &dyn Disk, node| Attributes { node, size: disk.size(), read_only: disk.read_only() };
@@ -126,8 +252,6 @@ fn answer(message: &Message, disk: &mut impl Disk, outgoing: &mut [u8]) -> Outco
             grown.map(|()| Outcome::Bytes(attributes(disk, message.node).answer())).into()
         }
         Operation::Open => Outcome::Bytes(wire::open_answer(message.node == DISK)),
-        Operation::Read { offset, size } => read(disk, offset, size, outgoing).into(),
-        Operation::Write { offset, bytes } => write(disk, offset, bytes).into(),
         Operation::Fsync => done(disk.flush()),
         Operation::Fallocate { offset, length, mode } => {
             done(fallocate(disk, offset, length, mode))
@@ -135,27 +259,12 @@ fn answer(message: &Message, disk: &mut impl Disk, outgoing: &mut [u8]) -> Outco
         Operation::ReadDirectory { offset } => Outcome::Bytes(wire::directory(offset, DISK_NAME)),
         Operation::Close => done(Ok(())),
         Operation::FileSystem => Outcome::Bytes(wire::file_system(disk.size())),
-        Operation::Silent => Outcome::Nothing,
+        Operation::Read { .. } | Operation::Write { .. } | Operation::Silent => Outcome::Nothing,
         Operation::Unknown => Outcome::Error(Errno::NOSYS),
     }
 }
 
-fn read(
-    disk: &mut (impl Disk + ?Sized),
-    offset: u64,
-    size: u32,
-    outgoing: &mut [u8],
-) -> Result<Outcome, Errno> {
-    let rest = usize::try_from(disk.size().saturating_sub(offset)).unwrap_or(usize::MAX);
-    let count = rest.min(size as usize);
-    let Some(part) = outgoing.get_mut(..count) else { return Err(Errno::INVAL) };
-    if count > 0 {
-        disk.read(offset, part)?;
-    }
-    Ok(Outcome::Data(count))
-}
-
-fn write(disk: &mut impl Disk, offset: u64, bytes: &[u8]) -> Result<Outcome, Errno> {
+fn may_write(disk: &impl Disk, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
     if disk.read_only() {
         return Err(Errno::ROFS);
     }
@@ -163,8 +272,7 @@ fn write(disk: &mut impl Disk, offset: u64, bytes: &[u8]) -> Result<Outcome, Err
     if end > disk.size() {
         return Err(Errno::NOSPC);
     }
-    disk.write(offset, bytes)?;
-    Ok(Outcome::Bytes(wire::write_answer(bytes.len() as u32)))
+    Ok(())
 }
 
 fn grow(disk: &mut impl Disk, size: u64) -> Result<(), Errno> {
@@ -194,20 +302,5 @@ fn fallocate(disk: &mut impl Disk, offset: u64, length: u64, mode: u32) -> Resul
         PUNCH_HOLE => disk.zero(offset, length, false),
         ZERO_RANGE => disk.zero(offset, length, true),
         _ => Err(Errno::OPNOTSUPP),
-    }
-}
-
-fn reply(fuse: &File, unique: u64, outcome: Result<&[u8], Errno>) -> io::Result<()> {
-    let (data, error) = match outcome {
-        Ok(data) => (data, 0),
-        Err(error) => (&[][..], -error.raw_os_error()),
-    };
-    let head = wire::out_header(data.len(), error, unique);
-    // The kernel takes an answer in one piece or not at all.
-    match rustix::io::writev(fuse.as_fd(), &[IoSlice::new(&head), IoSlice::new(data)]) {
-        Ok(_) => Ok(()),
-        // The request was withdrawn, or the connection aborted: the next read says which.
-        Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED | Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }

@@ -51,8 +51,9 @@ const END_WITHIN: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(5);
 
 pub const DEFAULT_DEAD_AFTER: Duration = Duration::from_secs(30);
-/// Each is a thread with two buffers of a mebibyte and a connection, and one request under way.
-pub const DEFAULT_THREADS: u32 = 8;
+/// Each is a thread with two buffers of a mebibyte and a connection. With more of them small requests
+/// come in smaller groups, and each group wakes threads on both sides.
+pub const DEFAULT_THREADS: u32 = 4;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -20,7 +20,7 @@ use std::{
 use common::{BlockServer, MIB};
 use wharf_block::nbd::{
     Export, ImageName,
-    client::{Connection, Control, Error, Identity},
+    client::{Connection, Control, Error, Identity, Piece},
     control::{Code, Failure, LIST_PAGE},
 };
 
@@ -60,6 +60,50 @@ fn what_is_written_is_read_again_and_holes_read_as_zeros() {
     let file = fs::read(server.image_file(&image)).unwrap();
     assert_eq!((file[0], file[1001 + 3000]), (9, bytes[3000]));
     client.close();
+}
+
+#[test]
+fn many_are_asked_for_at_once_and_each_has_its_own_answer() {
+    let server = BlockServer::start();
+    let size = 64 * MIB;
+    let image = server.create("one", size);
+    let mut client = server.open(&image, 1, "a").unwrap();
+    // More than all buffers on the way can hold, in both directions; one of them is bad.
+    let (large, larger) = (8 * MIB as usize, 16 * MIB as usize);
+    let places = [
+        (0, 512),
+        (4096, 4096),
+        (MIB, larger),
+        (size - 1, 512),
+        (20 * MIB + 7, 70_000),
+        (32 * MIB, large),
+        (50 * MIB, 4096),
+        (51 * MIB, 1),
+    ];
+    let written: Vec<Vec<u8>> =
+        (1..).zip(&places).map(|(stamp, (_, length))| vec![stamp; *length]).collect();
+    let mut pieces: Vec<Piece<&[u8]>> = places
+        .iter()
+        .zip(&written)
+        .map(|((offset, _), bytes)| Piece::new(*offset, bytes.as_slice()))
+        .collect();
+    client.write_each(&mut pieces, false).unwrap();
+    let errors: Vec<u32> = pieces.iter().map(|piece| piece.error).collect();
+    assert_eq!(errors, [0, 0, 0, 28, 0, 0, 0, 0]);
+
+    let mut back: Vec<Vec<u8>> = places.iter().map(|(_, length)| vec![0; *length]).collect();
+    let mut pieces: Vec<Piece<&mut [u8]>> = places
+        .iter()
+        .zip(&mut back)
+        .map(|((offset, _), bytes)| Piece::new(*offset, bytes.as_mut_slice()))
+        .collect();
+    client.read_each(&mut pieces).unwrap();
+    let errors: Vec<u32> = pieces.iter().map(|piece| piece.error).collect();
+    assert_eq!(errors, [0, 0, 0, 22, 0, 0, 0, 0]);
+    for (nth, (back, written)) in back.iter().zip(&written).enumerate() {
+        assert!(nth == 3 || back == written, "piece {nth}");
+    }
+    client.flush().unwrap();
 }
 
 #[test]

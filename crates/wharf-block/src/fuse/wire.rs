@@ -90,6 +90,15 @@ impl<'a> Message<'a> {
 }
 
 impl<'a> Operation<'a> {
+    /// How many bytes are read or written by it, if that is all it does.
+    pub(super) fn weight(&self) -> Option<usize> {
+        match self {
+            Self::Read { size, .. } => Some(*size as usize),
+            Self::Write { bytes, .. } => Some(bytes.len()),
+            _ => None,
+        }
+    }
+
     fn parse(opcode: u32, mut fields: Fields<'a>) -> Option<Self> {
         Some(match opcode {
             1 => Self::Lookup { name: fields.0.split(|byte| *byte == 0).next()? },

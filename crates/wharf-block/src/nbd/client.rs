@@ -1,7 +1,7 @@
 //! The client's side: one connection to an export, and orders to the server.
 
 use std::{
-    io::{self, BufReader, Read, Write},
+    io::{self, BufReader, IoSlice, Read, Write},
     net::{TcpStream, ToSocketAddrs},
     time::{Duration, Instant},
 };
@@ -16,12 +16,12 @@ use super::{
         CMD_WRITE_ZEROES, EXPORT_READ_ONLY, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields,
         INFO_EXPORT, MAGIC, MAX_OPTION, MAX_PAYLOAD, OPT_GO, OPT_WHARF, OPTION_MAGIC,
         OPTION_REPLY_MAGIC, REP_ACK, REP_ERR_POLICY, REP_ERR_UNKNOWN, REP_ERROR, REP_INFO, Reply,
-        Request, Until, option, write_both,
+        Request, Until, option, write_parts,
     },
 };
 
-/// A small read comes with its header in one call of the kernel.
-const READ_AHEAD: usize = 32 << 10;
+/// Small reads come with their headers, many in one call of the kernel.
+const READ_AHEAD: usize = 128 << 10;
 
 /// The infos before an export is open; the protocol knows less than ten kinds.
 const MAX_INFOS: usize = 16;
@@ -62,6 +62,25 @@ pub struct Identity {
     pub session: String,
     pub slot: u32,
     pub read_only: bool,
+}
+
+/// A piece of the image that is read or written, and what came of it.
+#[derive(Debug)]
+pub struct Piece<B> {
+    pub offset: u64,
+    pub bytes: B,
+    /// What the server says of this one: an error number of Linux, or zero.
+    pub error: u32,
+}
+
+impl<B> Piece<B> {
+    pub fn new(offset: u64, bytes: B) -> Self {
+        Self { offset, bytes, error: 0 }
+    }
+
+    fn outcome(&self) -> Result<(), Error> {
+        if self.error == 0 { Ok(()) } else { Err(Error::Remote(self.error)) }
+    }
 }
 
 /// An open export. After an error that is not [`Error::Remote`] it is of no use any more.
@@ -109,62 +128,103 @@ impl Connection {
     }
 
     pub fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
-        let length = payload(buffer.len())?;
-        self.send(CMD_READ, 0, offset, length, &[])?;
-        self.receive()?;
-        Ok(self.incoming.read_exact(buffer)?)
+        let mut piece = Piece::new(offset, buffer);
+        self.read_each(std::slice::from_mut(&mut piece))?;
+        piece.outcome()
     }
 
     pub fn write(&mut self, offset: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
+        let mut piece = Piece::new(offset, bytes);
+        self.write_each(std::slice::from_mut(&mut piece), durable)?;
+        piece.outcome()
+    }
+
+    /// Asks for all of them before the first answer is read. Requests to read are small and so are
+    /// answers to writes; that is why one call does only the one or the other: with both, each side
+    /// could wait for the other to read.
+    pub fn read_each(&mut self, pieces: &mut [Piece<&mut [u8]>]) -> Result<(), Error> {
+        let mut asked = Vec::with_capacity(pieces.len() * Request::SIZE);
+        let before = self.cookie;
+        for piece in &*pieces {
+            let length = payload(piece.bytes.len())?;
+            asked.extend(self.request(CMD_READ, 0, piece.offset, length).encode());
+        }
+        self.incoming.get_ref().write_all(&asked)?;
+        for (piece, cookie) in pieces.iter_mut().zip(before + 1..) {
+            piece.error = self.receive(cookie)?;
+            if piece.error == 0 {
+                self.incoming.read_exact(piece.bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for writes.
+    pub fn write_each(&mut self, pieces: &mut [Piece<&[u8]>], durable: bool) -> Result<(), Error> {
         let flags = if durable { CMD_FLAG_FUA } else { 0 };
-        self.send(CMD_WRITE, flags, offset, payload(bytes.len())?, bytes)?;
-        self.receive()
+        let before = self.cookie;
+        let mut heads = Vec::with_capacity(pieces.len());
+        for piece in &*pieces {
+            let length = payload(piece.bytes.len())?;
+            heads.push(self.request(CMD_WRITE, flags, piece.offset, length).encode());
+        }
+        let mut parts: Vec<IoSlice> = heads
+            .iter()
+            .zip(&*pieces)
+            .flat_map(|(head, piece)| [IoSlice::new(head), IoSlice::new(piece.bytes)])
+            .collect();
+        write_parts(self.incoming.get_ref(), &mut parts)?;
+        for (piece, cookie) in pieces.iter_mut().zip(before + 1..) {
+            piece.error = self.receive(cookie)?;
+        }
+        Ok(())
     }
 
     /// What was written on any connection is on the server's disk after this.
     pub fn flush(&mut self) -> Result<(), Error> {
-        self.send(CMD_FLUSH, 0, 0, 0, &[])?;
-        self.receive()
+        self.order(CMD_FLUSH, 0, 0, 0)
     }
 
     pub fn zero(&mut self, offset: u64, length: u32, keep_room: bool) -> Result<(), Error> {
         let flags = if keep_room { CMD_FLAG_NO_HOLE } else { 0 };
-        self.send(CMD_WRITE_ZEROES, flags, offset, length, &[])?;
-        self.receive()
+        self.order(CMD_WRITE_ZEROES, flags, offset, length)
     }
 
     pub fn trim(&mut self, offset: u64, length: u32) -> Result<(), Error> {
-        self.send(CMD_TRIM, 0, offset, length, &[])?;
-        self.receive()
+        self.order(CMD_TRIM, 0, offset, length)
     }
 
     /// Leaves in good order.
     pub fn close(mut self) {
         // The server sees the end of the connection anyway.
-        let _gone = self.send(CMD_DISC, 0, 0, 0, &[]);
+        let leave = self.request(CMD_DISC, 0, 0, 0);
+        let _gone = self.incoming.get_ref().write_all(&leave.encode());
     }
 
-    fn send(
-        &mut self,
-        command: u16,
-        flags: u16,
-        offset: u64,
-        length: u32,
-        data: &[u8],
-    ) -> Result<(), Error> {
+    /// One that carries no data.
+    fn order(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> Result<(), Error> {
+        let request = self.request(command, flags, offset, length);
+        self.incoming.get_ref().write_all(&request.encode())?;
+        match self.receive(request.cookie)? {
+            0 => Ok(()),
+            error => Err(Error::Remote(error)),
+        }
+    }
+
+    fn request(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> Request {
         self.cookie += 1;
-        let request = Request { flags, command, cookie: self.cookie, offset, length };
-        Ok(write_both(self.incoming.get_ref(), &request.encode(), data)?)
+        Request { flags, command, cookie: self.cookie, offset, length }
     }
 
-    fn receive(&mut self) -> Result<(), Error> {
+    /// The error number of the next reply, which has to be the one to this request.
+    fn receive(&mut self, cookie: u64) -> Result<u32, Error> {
         let mut header = [0; Reply::SIZE];
         self.incoming.read_exact(&mut header)?;
         let reply = Reply::decode(&header).ok_or(Error::Protocol("no reply"))?;
-        if reply.cookie != self.cookie {
+        if reply.cookie != cookie {
             return Err(Error::Protocol("a reply to another request"));
         }
-        if reply.error == 0 { Ok(()) } else { Err(Error::Remote(reply.error)) }
+        Ok(reply.error)
     }
 }
 

@@ -230,18 +230,14 @@ impl Write for Until<'_> {
     }
 }
 
-/// Both parts whole, with as few calls as the kernel allows.
-pub(crate) fn write_both(mut to: impl Write, head: &[u8], data: &[u8]) -> io::Result<()> {
-    let mut parts = [IoSlice::new(head), IoSlice::new(data)];
-    let mut parts = parts.as_mut_slice();
-    let mut left = head.len() + data.len();
-    while left > 0 {
+/// All parts whole, with as few calls as the kernel allows.
+pub(crate) fn write_parts(mut to: impl Write, mut parts: &mut [IoSlice]) -> io::Result<()> {
+    // Those that are empty at the beginning would look like nothing written.
+    IoSlice::advance_slices(&mut parts, 0);
+    while !parts.is_empty() {
         match to.write_vectored(parts) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => {
-                left = left.saturating_sub(written);
-                IoSlice::advance_slices(&mut parts, written);
-            }
+            Ok(written) => IoSlice::advance_slices(&mut parts, written),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
@@ -284,7 +280,8 @@ mod tests {
             }
         }
         let mut sip = Sip(Vec::new());
-        write_both(&mut sip, b"head", b"and the data").unwrap();
+        let mut parts = [b"" as &[u8], b"head", b"and the data"].map(IoSlice::new);
+        write_parts(&mut sip, &mut parts).unwrap();
         assert_eq!(sip.0, b"headand the data");
     }
 }

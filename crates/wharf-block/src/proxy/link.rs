@@ -1,5 +1,5 @@
-//! The worker's threads and the block server: each has a connection of its own and one request under
-//! way, and does not give up before the bound.
+//! The worker's threads and the block server: each has a connection of its own and what it took at once
+//! under way, and does not give up before the bound.
 
 use std::{
     io,
@@ -22,7 +22,7 @@ use crate::{
     fuse::Disk,
     nbd::{
         Export,
-        client::{Connection, Control, Error, Identity},
+        client::{Connection, Control, Error, Identity, Piece},
     },
 };
 
@@ -306,12 +306,12 @@ impl Disk for Link<'_> {
         self.shared.options.read_only
     }
 
-    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), Errno> {
-        self.carry_out(|connection| connection.read(offset, buffer))
+    fn read(&mut self, pieces: &mut [Piece<&mut [u8]>]) -> Result<(), Errno> {
+        self.carry_out(|connection| connection.read_each(pieces))
     }
 
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        self.carry_out(|connection| connection.write(offset, bytes, false))?;
+    fn write(&mut self, pieces: &mut [Piece<&[u8]>]) -> Result<(), Errno> {
+        self.carry_out(|connection| connection.write_each(pieces, false))?;
         self.shared.unflushed.store(true, Ordering::Release);
         Ok(())
     }

@@ -15,7 +15,7 @@ use super::{
     link::{Known, Link, Shared},
     state,
 };
-use crate::fuse::{self, Disk};
+use crate::fuse::{self, Channel, Disk};
 
 /// There is nothing more to answer.
 pub(super) const UNMOUNTED: i32 = 10;
@@ -58,13 +58,13 @@ fn work(place: &Place) -> io::Result<i32> {
             thread::sleep(PAUSE);
         }
     }
+    let channel: &'static Channel = Box::leak(Box::new(Channel::new(fuse)?));
     for slot in 1..threads {
-        let fuse = fuse.try_clone()?;
-        spawn(&format!("slot-{slot}"), move || fuse::serve(&fuse, &mut Link::new(shared, slot)))?;
+        spawn(&format!("slot-{slot}"), move || channel.serve(&mut Link::new(shared, slot)))?;
     }
     // Without this a volume that nobody uses would not be said to serve.
     let _told = first.open();
-    fuse::serve(&fuse, &mut first)?;
+    channel.serve(&mut first)?;
     Ok(UNMOUNTED)
 }
 

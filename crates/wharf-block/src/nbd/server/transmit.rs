@@ -2,20 +2,21 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader, IoSlice, Read},
+    io::{self, BufRead, BufReader, IoSlice, Read},
     net::TcpStream,
+    num::NonZeroU64,
     os::unix::fs::FileExt,
 };
 
 use rustix::{
-    fs::{FallocateFlags, fallocate},
+    fs::{Advice, FallocateFlags, fadvise, fallocate},
     io::{Errno, ReadWriteFlags, pwritev2},
 };
 
 use super::{gate::Admission, store::Image};
 use crate::nbd::wire::{
     CMD_DISC, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE,
-    CMD_WRITE_ZEROES, EINVAL, EIO, ENOSPC, EPERM, MAX_PAYLOAD, Reply, Request, write_both,
+    CMD_WRITE_ZEROES, EINVAL, EIO, ENOSPC, EPERM, MAX_PAYLOAD, Reply, Request, write_parts,
 };
 
 /// Larger requests go in pieces, so that a connection costs no more memory than this.
@@ -29,41 +30,97 @@ const DIRECT_FROM: usize = 256 << 10;
 /// What every disk is content with when it is written around the page cache.
 const ALIGNMENT: usize = 4096;
 
-/// A small write comes with its header in one call of the kernel.
-const READ_AHEAD: usize = 32 << 10;
+/// Small writes come with their headers, many in one call of the kernel.
+const READ_AHEAD: usize = 128 << 10;
+
+/// So much may be held, and a read of less is copied there.
+const HELD: usize = 64 << 10;
 
 type Incoming<'a> = BufReader<&'a TcpStream>;
 
 /// Serves until the client leaves, breaks the rules or is cut.
 pub(super) fn run(admission: &Admission, stream: &TcpStream) -> io::Result<()> {
     let mut incoming = BufReader::with_capacity(READ_AHEAD, stream);
+    let mut outgoing = Outgoing { stream, held: Vec::with_capacity(READ_AHEAD) };
     let mut memory = vec![0; PIECE + ALIGNMENT];
     let start = memory.as_ptr().align_offset(ALIGNMENT);
     let Some(piece) = memory.get_mut(start..).and_then(|rest| rest.get_mut(..PIECE)) else {
         return Ok(());
     };
     loop {
+        outgoing.release_before(&incoming, Request::SIZE)?;
+        if incoming.buffer().is_empty() {
+            expect(&admission.image, incoming.fill_buf()?);
+        }
         let mut header = [0; Request::SIZE];
         incoming.read_exact(&mut header)?;
         let Some(request) = Request::decode(&header) else { return Ok(()) };
         let carries = matches!(request.command, CMD_READ | CMD_WRITE);
         if request.command == CMD_DISC || (carries && request.length > MAX_PAYLOAD) {
-            return Ok(());
+            return outgoing.release();
         }
         match request.command {
-            CMD_READ => read(admission, stream, &request, piece)?,
+            CMD_READ => read(admission, &mut outgoing, &request, piece)?,
             CMD_WRITE => {
+                outgoing.release_before(&incoming, request.length as usize)?;
                 let error = write(admission, &mut incoming, &request, piece)?;
-                answer(stream, &request, error)?;
+                outgoing.answer(&request, error);
             }
-            _ => answer(stream, &request, change(admission, &request))?,
+            _ => {
+                outgoing.release()?;
+                outgoing.answer(&request, change(admission, &request));
+            }
         }
     }
 }
 
-fn answer(stream: &TcpStream, request: &Request, error: u32) -> io::Result<()> {
-    let reply = Reply { error, cookie: request.cookie };
-    write_both(stream, &reply.encode(), &[])
+/// Has the disk begin with all reads that are asked for together, which are then answered in turn.
+fn expect(image: &Image, asked: &[u8]) {
+    let (asked, _) = asked.as_chunks::<{ Request::SIZE }>();
+    if asked.len() < 2 {
+        return;
+    }
+    for request in asked.iter().map_while(|header| Request::decode(header)) {
+        let length = NonZeroU64::new(u64::from(request.length));
+        if request.command != CMD_READ || length.is_none() {
+            return;
+        }
+        // It is only a hint.
+        let _later = fadvise(&image.file, request.offset, length, Advice::WillNeed);
+    }
+}
+
+/// Answers. They are held until there is nothing more to do without waiting for the client, so that a
+/// client that has sent several requests gets their answers together.
+struct Outgoing<'a> {
+    stream: &'a TcpStream,
+    held: Vec<u8>,
+}
+
+impl Outgoing<'_> {
+    fn answer(&mut self, request: &Request, error: u32) {
+        let reply = Reply { error, cookie: request.cookie };
+        self.held.extend_from_slice(&reply.encode());
+    }
+
+    /// Sends what is held, unless so many bytes of the client are here already.
+    fn release_before(&mut self, incoming: &Incoming, bytes: usize) -> io::Result<()> {
+        if incoming.buffer().len() >= bytes && self.held.len() < HELD {
+            return Ok(());
+        }
+        self.release()
+    }
+
+    fn release(&mut self) -> io::Result<()> {
+        self.send(&[])
+    }
+
+    /// What is held, and the data after it.
+    fn send(&mut self, data: &[u8]) -> io::Result<()> {
+        write_parts(self.stream, &mut [IoSlice::new(&self.held), IoSlice::new(data)])?;
+        self.held.clear();
+        Ok(())
+    }
 }
 
 /// Zero, or the protocol's number for what went wrong.
@@ -82,35 +139,40 @@ fn fits(admission: &Admission, request: &Request) -> bool {
 
 fn read(
     admission: &Admission,
-    stream: &TcpStream,
+    outgoing: &mut Outgoing,
     request: &Request,
     piece: &mut [u8],
 ) -> io::Result<()> {
     if !fits(admission, request) {
-        return answer(stream, request, EINVAL);
+        outgoing.answer(request, EINVAL);
+        return Ok(());
     }
-    let mut head = Reply { error: 0, cookie: request.cookie }.encode();
     let mut offset = request.offset;
     let mut left = request.length as usize;
-    loop {
+    let mut begun = false;
+    while left > 0 || !begun {
         let size = left.min(piece.len());
         let Some(part) = piece.get_mut(..size) else { return Ok(()) };
-        if read_at(&admission.image, part, offset).is_err() {
+        match (read_at(&admission.image, part, offset), begun) {
+            (Ok(()), true) => {}
+            (Ok(()), false) => outgoing.answer(request, 0),
             // Once the reply has begun there is no way to say it but to hang up.
-            return if head.is_empty() {
-                Err(io::ErrorKind::InvalidData.into())
-            } else {
-                answer(stream, request, EIO)
-            };
+            (Err(_), true) => return Err(io::ErrorKind::InvalidData.into()),
+            (Err(_), false) => {
+                outgoing.answer(request, EIO);
+                return Ok(());
+            }
         }
-        write_both(stream, &head, part)?;
-        head.clear();
+        begun = true;
+        if size < HELD {
+            outgoing.held.extend_from_slice(part);
+        } else {
+            outgoing.send(part)?;
+        }
         offset += size as u64;
         left -= size;
-        if left == 0 {
-            return Ok(());
-        }
     }
+    Ok(())
 }
 
 fn read_at(image: &Image, bytes: &mut [u8], offset: u64) -> io::Result<()> {
