@@ -7,9 +7,9 @@ mod common;
 
 use std::{fs, os::unix::fs::MetadataExt, time::Duration};
 
-use common::{Agent, SOON, create, define, kubectl, put};
+use common::{Agent, SOON, create, kubectl, machine, put};
 use serde_json::{Value, json};
-use wharf_testbed::{apiserver::ApiServer, wait_for};
+use wharf_testbed::{apiserver::ApiServer, kinds::Project, wait_for};
 
 const NAMESPACE: &str = "eve-kube-app";
 const WEB: &str = "aaaaaaaa-9dad-11d1-80b4-00c04fd430c8";
@@ -183,32 +183,29 @@ fn every_application_is_told_of_wherever_it_is_and_only_when_something_changes()
 #[test]
 fn a_machine_is_known_by_its_launcher_and_moves_with_its_node() {
     let server = server();
-    define(&server, "kubevirt.io", "VirtualMachineInstance", "virtualmachineinstances");
+    server.define(Project::KubeVirt).unwrap();
     let agent = agent(&server, "");
     tell(&agent, WEB, "web", false);
     wait_for_line(&agent, WEB, "2 Unknown", SOON);
-    let machine = |phase: &str, node: &str| {
-        json!({
-            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
-            "metadata": { "name": "web-aaaaaq7", "namespace": NAMESPACE },
-            "status": { "phase": phase, "nodeName": node },
-        })
+    let set = |phase: &str, node: &str| {
+        let machine =
+            machine(NAMESPACE, "web-aaaaaq7", &json!({ "phase": phase, "nodeName": node }));
+        kubectl(&server, &["apply", "-f", "-"], &machine);
     };
-    let set = |object: &Value| kubectl(&server, &["apply", "-f", "-"], object);
-    set(&machine("Scheduling", ""));
+    set("Scheduling", "");
     let status = wait_for_line(&agent, WEB, "3 Scheduling vmi", SOON);
     assert_eq!(status["VMIName"], json!("web-aaaaaq7"));
     pod(&server, "virt-launcher-web-aaaaaq7-1", "n1", Some("web-aaaaaq7"));
     phase(&server, "virt-launcher-web-aaaaaq7-1", &running());
-    set(&machine("Running", "n1"));
+    set("Running", "n1");
     wait_for_line(&agent, WEB, "4 Running here running vmi active", SOON);
 
     // It moves: two pods run for it, and it is in the first until the end.
     pod(&server, "virt-launcher-web-aaaaaq7-2", "n2", Some("web-aaaaaq7"));
     phase(&server, "virt-launcher-web-aaaaaq7-2", &running());
-    set(&machine("Running", "n2"));
+    set("Running", "n2");
     wait_for_line(&agent, WEB, "4 Running running vmi", SOON);
-    set(&machine("Running", "n1"));
+    set("Running", "n1");
     wait_for_line(&agent, WEB, "4 Running here running vmi active", SOON);
 }
 

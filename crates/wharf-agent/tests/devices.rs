@@ -7,9 +7,9 @@ mod common;
 
 use std::{fs, path::Path, process::Command};
 
-use common::{Agent, SOON, create, define, kubectl};
+use common::{Agent, SOON, create, kubectl, machine};
 use serde_json::{Value, json};
-use wharf_testbed::{apiserver::ApiServer, wait_for};
+use wharf_testbed::{apiserver::ApiServer, kinds::Project, wait_for};
 
 const NAMESPACE: &str = "eve-kube-app";
 const A: &str = "aaaaaaaa-9dad-11d1-80b4-00c04fd430c8";
@@ -17,11 +17,8 @@ const B: &str = "bbbbbbbb-9dad-11d1-80b4-00c04fd430c8";
 
 fn server() -> ApiServer {
     let server = ApiServer::start().unwrap();
-    for (group, kind, plural) in [
-        ("k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"),
-        ("kubevirt.io", "VirtualMachineInstance", "virtualmachineinstances"),
-    ] {
-        define(&server, group, kind, plural);
+    for project in [Project::Multus, Project::KubeVirt] {
+        server.define(project).unwrap();
     }
     create(
         &server,
@@ -178,13 +175,7 @@ fn a_console_is_served_as_long_as_it_is_wanted_and_its_program_is_watched_over()
     assert_eq!(fault, "there is no virtual machine of this application");
     assert_eq!(text(), None);
     for name in ["web-aaaaax7", "shop-bbbbbq2"] {
-        create(
-            &server,
-            &json!({
-                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
-                "metadata": { "name": name, "namespace": NAMESPACE },
-            }),
-        );
+        create(&server, &machine(NAMESPACE, name, &json!({})));
     }
     wait_for("the file", SOON, || Ok(text())).unwrap();
     assert_eq!(text().unwrap(), "VMINAME:web-aaaaax7\nVNCPORT:5901\n");

@@ -1,6 +1,6 @@
 //! What the elected node says of the cluster, by a real agent with the rights that the installer gives
-//! it, before a real API server. KubeVirt's and Longhorn's kinds have no controllers: their objects are
-//! written here.
+//! it, before a real API server. It knows the kinds of KubeVirt and Longhorn as these define them, and has
+//! no controllers for them: their objects are written here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -8,11 +8,11 @@ mod common;
 
 use std::{fs, time::Duration};
 
-use common::{Agent, kubectl};
+use common::{Agent, kubectl, machine};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use wharf_core::install::manifests::render_rbac;
-use wharf_testbed::{apiserver::ApiServer, wait_for};
+use wharf_testbed::{apiserver::ApiServer, kinds::Project, wait_for};
 
 const NAMESPACE: &str = "eve-kube-app";
 const LONGHORN: &str = "longhorn-system";
@@ -49,54 +49,24 @@ impl World {
         self.create(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata }));
     }
 
-    /// Writes into an object whose status is written apart.
+    /// Writes into an object's status. A field that its kind does not have is an error.
     fn set_status(&self, namespace: &str, object: &str, status: &Value) {
         let patch = json!({ "status": status }).to_string();
-        let words =
-            ["patch", "-n", namespace, object, "--subresource=status", "--type=merge", "-p"];
-        self.kubectl(&[&words[..], &[&patch]].concat());
-    }
-
-    fn patch(&self, namespace: &str, object: &str, patch: &Value) {
-        let patch = patch.to_string();
-        self.kubectl(&["patch", "-n", namespace, object, "--type=merge", "-p", &patch]);
-    }
-
-    /// A kind with no rules for what is in it.
-    fn define(&self, group: &str, version: &str, kind: &str, plural: &str) {
-        let name = format!("{plural}.{group}");
-        let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
-        self.create(&json!({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": { "name": name },
-            "spec": {
-                "group": group, "scope": "Namespaced",
-                "names": { "kind": kind, "plural": plural, "singular": kind.to_lowercase() },
-                "versions": [{
-                    "name": version, "served": true, "storage": true,
-                    "schema": { "openAPIV3Schema": schema },
-                }],
-            },
-        }));
-        self.kubectl(&["wait", "--for=condition=Established", &format!("crd/{name}")]);
-    }
-
-    fn define_longhorn(&self) {
-        for (kind, plural) in [
-            ("Volume", "volumes"),
-            ("Replica", "replicas"),
-            ("Engine", "engines"),
-            ("Node", "nodes"),
-        ] {
-            self.define("longhorn.io", "v1beta2", kind, plural);
-        }
+        let words = ["patch", "--warnings-as-errors", "-n", namespace, object];
+        let how = ["--subresource=status", "--type=merge", "-p", &patch];
+        self.kubectl(&[&words[..], &how].concat());
     }
 
     fn create_longhorn(&self, kind: &str, name: &str, spec: &Value, status: &Value) {
         self.create(&json!({
             "apiVersion": "longhorn.io/v1beta2", "kind": kind,
-            "metadata": { "name": name, "namespace": LONGHORN }, "spec": spec, "status": status,
+            "metadata": { "name": name, "namespace": LONGHORN }, "spec": spec,
         }));
+        self.set_longhorn(kind, name, status);
+    }
+
+    fn set_longhorn(&self, kind: &str, name: &str, status: &Value) {
+        self.set_status(LONGHORN, &format!("{kind}.longhorn.io/{name}"), status);
     }
 
     fn create_pod(&self, namespace: &str, name: &str, node: &str, status: &Value) {
@@ -217,33 +187,29 @@ fn nodes_pods_and_virtual_machines_are_told_and_followed_while_the_node_leads() 
     world.kubectl(&["cordon", "n1"]);
     world.kubectl(&["delete", "pod", "web", "-n", NAMESPACE, "--force", "--grace-period=0"]);
     world.set_status("default", "pod/bad", &json!({ "phase": "Pending" }));
-    world.define("kubevirt.io", "v1", "VirtualMachineInstance", "virtualmachineinstances");
-    let machine = |name: &str, status: &Value| {
-        world.create(&json!({
-            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
-            "metadata": { "name": name, "namespace": NAMESPACE }, "status": status,
-        }));
+    world.server.define(Project::KubeVirt).unwrap();
+    let ready = |since: &Value| {
+        json!([
+            { "type": "LiveMigratable", "status": "False" },
+            { "type": "Ready", "status": "True", "lastProbeTime": null, "lastTransitionTime": since },
+        ])
     };
-    machine(
-        "vm",
-        &json!({ "phase": "Running", "nodeName": "n1", "conditions": [
-            { "type": "Ready", "status": "True", "lastTransitionTime": SINCE },
-        ] }),
-    );
-    machine("wrong", &json!({ "phase": ["Running"], "conditions": 5 }));
+    for (name, phase, since) in [("vm", "Running", json!(SINCE)), ("odd", "Odd", Value::Null)] {
+        let status = json!({ "phase": phase, "nodeName": "n1", "conditions": ready(&since) });
+        world.create(&machine(NAMESPACE, name, &status));
+    }
     expect(&agent, "/Nodes", &node(3, false));
     expect(&agent, "/AppPods", &Value::Null);
     let app = count(NAMESPACE, 1, 1, 0, 0, 0);
     expect(&agent, "/PodNsInfo", &json!([count("default", 2, 0, 1, 0, 1), app]));
-    let told = |name: &str, status: u8, since: &str, ready: bool, node: &str| {
+    let told = |name: &str, status: u8, since: &str| {
         json!({
-            "Name": name, "Status": status, "IsReady": ready, "NodeName": node,
+            "Name": name, "Status": status, "IsReady": true, "NodeName": "n1",
             "CreationTime": world.created(NAMESPACE, &format!("virtualmachineinstance/{name}")),
             "LastTransitionTime": since,
         })
     };
-    let wrong = told("wrong", 0, NEVER, false, "");
-    expect(&agent, "/AppVMIs", &json!([told("vm", 4, SINCE, true, "n1"), wrong]));
+    expect(&agent, "/AppVMIs", &json!([told("odd", 7, NEVER), told("vm", 4, SINCE)]));
 
     // Who does not lead says nothing.
     controller(&agent, 2);
@@ -291,7 +257,7 @@ fn storage_is_told_from_claims_volumes_replicas_engines_and_daemons() {
     };
     daemons(3);
     // Longhorn is installed after the agent began.
-    world.define_longhorn();
+    world.server.define(Project::Longhorn).unwrap();
     let degraded = json!({ "state": "attached", "robustness": "degraded", "actualSize": 4096 });
     world.create_longhorn("Volume", "pvc-1", &json!({ "size": "2147483648" }), &degraded);
     for (name, node, state) in
@@ -308,12 +274,18 @@ fn storage_is_told_from_claims_volumes_replicas_engines_and_daemons() {
         "rebuildStatus": { "tcp://10.0.0.2:10000": { "progress": 40, "isRebuilding": true } },
     });
     world.create_longhorn("Engine", "pvc-1-e-0", &json!({ "volumeName": "pvc-1" }), &engine);
+    // Longhorn writes an empty time for what was unknown from the beginning.
     let disk = |schedulable: &str| {
-        json!({ "status": { "diskStatus": { "d": { "conditions": [
-            { "type": "Schedulable", "status": schedulable, "lastTransitionTime": SINCE },
-        ] } } } })
+        let condition = |type_: &str, status: &str, since: &str| {
+            json!({
+                "type": type_, "status": status, "lastProbeTime": "", "lastTransitionTime": since,
+            })
+        };
+        let conditions =
+            [condition("Ready", "Unknown", ""), condition("Schedulable", schedulable, SINCE)];
+        json!({ "diskStatus": { "d": { "conditions": conditions, "storageMaximum": 1 } } })
     };
-    world.create_longhorn("Node", "n1", &json!({}), &disk("True")["status"]);
+    world.create_longhorn("Node", "n1", &json!({ "name": "n1" }), &disk("True"));
 
     let replica = |name: &str, node: &str, progress: u8, status: u8| {
         json!({
@@ -333,11 +305,11 @@ fn storage_is_told_from_claims_volumes_replicas_engines_and_daemons() {
     expect(&agent, "/Storage/Health", &json!(3));
 
     // The copy is whole, a disk is full, a daemon is missing.
-    let whole = json!({ "status": { "replicaModeMap": { "r2": "RW" }, "rebuildStatus": null } });
-    world.patch(LONGHORN, "engines.longhorn.io/pvc-1-e-0", &whole);
-    let healthy = json!({ "status": { "robustness": "healthy", "actualSize": 8192 } });
-    world.patch(LONGHORN, "volumes.longhorn.io/pvc-1", &healthy);
-    world.patch(LONGHORN, "nodes.longhorn.io/n1", &disk("False"));
+    let whole = json!({ "replicaModeMap": { "r2": "RW" }, "rebuildStatus": null });
+    world.set_longhorn("Engine", "pvc-1-e-0", &whole);
+    let healthy = json!({ "robustness": "healthy", "actualSize": 8192 });
+    world.set_longhorn("Volume", "pvc-1", &healthy);
+    world.set_longhorn("Node", "n1", &disk("False"));
     expect(&agent, "/Storage/Volumes", &volume(1, 1, 8192, replica("r2", "n2", 100, 2)));
     expect(&agent, "/Storage/Health", &json!(2));
     daemons(0);

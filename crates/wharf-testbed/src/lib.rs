@@ -3,7 +3,8 @@
 //! A *bed* is a set of hosts on one bridge. Each host is a `systemd-nspawn` machine on an overlay
 //! over a shared base root, and behaves like a machine one owns: it reboots with a new boot id,
 //! loses its power, and its network can be cut. [`TestBed::start`] is the place to start reading;
-//! [`process`], [`etcd`], [`ceph`], [`apiserver`] and [`kwok`] hold what tests of single processes need.
+//! [`process`], [`etcd`], [`ceph`], [`apiserver`], [`kinds`] and [`kwok`] hold what
+//! tests of single processes need.
 //!
 //! **Invariant:** whatever a bed makes on the machine is named by the bed's state file before it
 //! is made, so that `remove` can undo a bed whose maker was killed at any moment.
@@ -27,6 +28,7 @@ pub mod disk;
 pub mod etcd;
 mod host;
 mod kernel;
+pub mod kinds;
 pub mod kwok;
 mod network;
 mod packages;

@@ -96,6 +96,7 @@ pub fn nft_rules(namespace: &Namespace) -> String {
 /// The real agent on folders of its own.
 pub struct Agent {
     dir: TempDir,
+    run: PathBuf,
     process: Process,
     command: Box<dyn Fn() -> Command + Send + Sync>,
 }
@@ -113,9 +114,28 @@ impl Agent {
         authorities: Option<&Path>,
     ) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        let agent = Self::spawn(dir, run, namespace, more, authorities);
+        agent.wait_for_health();
+        agent
+    }
+
+    /// Starts it with another run directory, and waits for nothing.
+    pub fn start_in(run: &Path, more: &str) -> Self {
+        Self::spawn(tempfile::tempdir().unwrap(), run.to_owned(), None, more, None)
+    }
+
+    fn spawn(
+        dir: TempDir,
+        run: PathBuf,
+        namespace: Option<&Namespace>,
+        more: &str,
+        authorities: Option<&Path>,
+    ) -> Self {
         let config = dir.path().join("agent.toml");
         let text = format!(
-            "network_file = ''\nrun_dir = '{0}/run'\npersist_dir = '{0}/persist'\n{more}\n",
+            "network_file = ''\nrun_dir = '{}'\npersist_dir = '{}/persist'\n{more}\n",
+            run.display(),
             dir.path().display()
         );
         fs::write(&config, text).unwrap();
@@ -136,12 +156,10 @@ impl Agent {
             command
         });
         let process = Process::spawn(command()).unwrap();
-        let agent = Self { dir, process, command };
-        agent.wait_for_health();
-        agent
+        Self { dir, run, process, command }
     }
 
-    fn wait_for_health(&self) {
+    pub fn wait_for_health(&self) {
         let told = wait_for("the agent's health", SOON, || Ok(self.health()));
         assert!(told.is_ok(), "{}", self.process.output());
     }
@@ -156,7 +174,7 @@ impl Agent {
 
     /// A file below its run directory.
     pub fn path(&self, file: &str) -> PathBuf {
-        self.dir.path().join("run").join(file)
+        self.run.join(file)
     }
 
     pub fn persistent(&self, file: &str) -> PathBuf {
@@ -278,25 +296,11 @@ pub fn create(server: &ApiServer, object: &Value) {
     kubectl(server, &["create", "-f", "-"], object);
 }
 
-/// Makes the API server know a kind, as its project defines it, but for the schema.
-pub fn define(server: &ApiServer, group: &str, kind: &str, plural: &str) {
-    let singular = kind.to_lowercase();
-    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
-    create(
-        server,
-        &json!({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": { "name": format!("{plural}.{group}") },
-            "spec": {
-                "group": group, "scope": "Namespaced",
-                "names": { "kind": kind, "plural": plural, "singular": singular },
-                "versions": [{
-                    "name": "v1", "served": true, "storage": true,
-                    "schema": { "openAPIV3Schema": schema },
-                }],
-            },
-        }),
-    );
-    let name = format!("crd/{plural}.{group}");
-    kubectl(server, &["wait", "--for=condition=Established", &name], &Value::Null);
+/// A virtual machine, as small as KubeVirt's schema lets it be.
+pub fn machine(namespace: &str, name: &str, status: &Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": { "name": name, "namespace": namespace },
+        "spec": { "domain": { "devices": {} } }, "status": status,
+    })
 }

@@ -44,6 +44,8 @@ struct Condition {
     #[serde(rename = "type")]
     type_: String,
     status: String,
+    /// Longhorn writes an empty one for what was unknown from the beginning.
+    #[serde(deserialize_with = "lenient")]
     last_transition_time: Option<Timestamp>,
 }
 
@@ -439,6 +441,18 @@ mod tests {
             "status": { "replicaModeMap": { "r": "RW" }, "rebuildStatus": 4 },
         }));
         assert_eq!(engine.copies["r"], Copied { mode: "RW".to_owned(), progress: 0 });
+    }
+
+    #[test]
+    fn a_disk_is_full_also_beside_a_condition_without_a_time() {
+        let (_, full) = read::<DisksSeen>(json!({
+            "metadata": { "name": "n1" },
+            "status": { "diskStatus": { "d": { "conditions": [
+                { "type": "Ready", "status": "Unknown", "lastTransitionTime": "" },
+                { "type": "Schedulable", "status": "False", "lastTransitionTime": "" },
+            ] } } },
+        }));
+        assert!(full);
     }
 
     #[test]
