@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{cluster::ServerId, disruption, node::status::DrainStatus, record::Kind};
 
 pub use config_get::{GRACE, config_get};
-pub use operation::{Next, NodeOperation, Returned, decide_operation};
+pub use operation::{Next, NodeOperation, Returned, Seen, decide_operation};
 
 /// What is known of the agent of a node. The id is `<cluster>/<node>`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

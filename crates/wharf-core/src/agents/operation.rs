@@ -3,7 +3,7 @@
 //! The node itself does them, once, after its drain; the server lets them in beside what else is out
 //! of service, hands them on, and follows what the agent says.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -78,6 +78,36 @@ pub enum Returned {
     Yes,
     /// The sentence says what is missing.
     NotYet(String),
+}
+
+/// What the cluster says of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Of which boot its kubelet has spoken last.
+    pub boot_id: String,
+    pub ready: bool,
+    /// Whether each API server finds its etcd in order, where the machine is part of that.
+    pub etcd: BTreeMap<String, bool>,
+}
+
+impl Returned {
+    /// The machine is back when its kubelet works since the boot that the agent speaks of, and etcd is
+    /// whole again. `None`: the cluster has no such node.
+    pub fn judge(seen: Option<&Seen>, boot_id: &str) -> Self {
+        let Some(seen) = seen else {
+            return Self::NotYet("the cluster has no such node".to_owned());
+        };
+        let ill = seen.etcd.iter().filter(|(_, good)| !**good).map(|(host, _)| host.as_str());
+        let ill = ill.collect::<Vec<_>>().join(", ");
+        match seen {
+            Seen { boot_id: theirs, .. } if theirs != boot_id => {
+                Self::NotYet("its kubelet has not come back".to_owned())
+            }
+            Seen { ready: false, .. } => Self::NotYet("the node is not Ready".to_owned()),
+            _ if !ill.is_empty() => Self::NotYet(format!("etcd is not in order at {ill}")),
+            _ => Self::Yes,
+        }
+    }
 }
 
 /// What is to be done about an operation.
@@ -325,6 +355,30 @@ mod tests {
         assert_eq!(next(&canceled, None, false, 5), over);
         canceled.canceled_at = None;
         assert_eq!(next(&canceled, None, true, 5), Next::Ask);
+    }
+
+    #[test]
+    fn a_machine_is_back_when_its_kubelet_and_etcd_are() {
+        let seen = |boot_id: &str, ready, etcd: &[(&str, bool)]| Seen {
+            boot_id: boot_id.to_owned(),
+            ready,
+            etcd: etcd.iter().map(|(host, good)| ((*host).to_owned(), *good)).collect(),
+        };
+        let rows = [
+            (None, Some("no such node")),
+            (Some(seen("old", true, &[])), Some("has not come back")),
+            (Some(seen("new", false, &[])), Some("not Ready")),
+            (Some(seen("new", true, &[("a", true), ("b", false)])), Some("in order at b")),
+            (Some(seen("new", true, &[("a", true), ("b", true)])), None),
+            (Some(seen("new", true, &[])), None),
+        ];
+        for (seen, missing) in rows {
+            match (Returned::judge(seen.as_ref(), "new"), missing) {
+                (Returned::Yes, None) => {}
+                (Returned::NotYet(why), Some(missing)) => assert!(why.ends_with(missing), "{why}"),
+                (other, _) => panic!("{seen:?}: {other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::{
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use wharf_core::{
-    agents::{AgentRecord, Next, NodeOperation, Returned, decide_operation},
+    agents::{AgentRecord, Next, NodeOperation, Returned, Seen, decide_operation},
     cluster::ClusterRecord,
     disruption::Disruption,
     operation::{OperationRecord, OperationState},
@@ -168,8 +168,7 @@ impl Engine {
         }
     }
 
-    /// Asks the cluster whether it has the machine back: its kubelet works since the boot that the
-    /// agent speaks of, and of a controlplane or etcd machine that etcd is whole again.
+    /// Asks the cluster whether it has the machine back.
     async fn returned(&self, operation: &NodeOperation, agent: &AgentRecord) -> Returned {
         let OwnedCluster { app, cluster, .. } = &self.owned;
         let looked = async {
@@ -177,24 +176,16 @@ impl Engine {
             let Some(record) = record else { return Err("it is gone".to_owned()) };
             let api = clusters::connect(app, &record.value).await?;
             let node = api.look_at_node(&operation.node).await.map_err(|it| chain(&it))?;
-            let ill = if operation.critical { ill_etcd(&api.etcd_health().await) } else { None };
-            Ok((node, ill))
+            let etcd = if operation.critical { api.etcd_health().await } else { BTreeMap::new() };
+            Ok(node.map(|node| {
+                let ready = node.facts.unready_since.is_none();
+                Seen { boot_id: node.boot_id, ready, etcd }
+            }))
         };
-        let not_yet = |sentence: &str| Returned::NotYet(sentence.to_owned());
         match tokio::time::timeout(LOOK, looked).await {
-            Err(_) => not_yet("the cluster does not answer"),
+            Err(_) => Returned::NotYet("the cluster does not answer".to_owned()),
             Ok(Err(reason)) => Returned::NotYet(format!("the cluster does not answer: {reason}")),
-            Ok(Ok((None, _))) => not_yet("the cluster has no such node"),
-            Ok(Ok((Some(node), _))) if node.boot_id != agent.boot_id => {
-                not_yet("its kubelet has not come back")
-            }
-            Ok(Ok((Some(node), _))) if node.facts.unready_since.is_some() => {
-                not_yet("the node is not Ready")
-            }
-            Ok(Ok((Some(_), Some(ill)))) => {
-                Returned::NotYet(format!("etcd is not in order at {ill}"))
-            }
-            Ok(Ok((Some(_), None))) => Returned::Yes,
+            Ok(Ok(seen)) => Returned::judge(seen.as_ref(), &agent.boot_id),
         }
     }
 
@@ -275,13 +266,6 @@ impl Engine {
         };
         self.fenced.try_commit(&txn).await.map(drop)
     }
-}
-
-/// Which API servers do not find their etcd in order.
-fn ill_etcd(health: &BTreeMap<String, bool>) -> Option<String> {
-    let ill: Vec<&str> =
-        health.iter().filter(|(_, good)| !**good).map(|(host, _)| host.as_str()).collect();
-    (!ill.is_empty()).then(|| ill.join(", "))
 }
 
 fn disruption(operation: &NodeOperation) -> Disruption {
