@@ -5,6 +5,8 @@
 //!
 //! **Invariant:** a file that cannot be read changes nothing. It is a fault of the task `files`,
 //! and what was known of it before still holds.
+//!
+//! **Invariant:** what was published last is in its file as soon as it can be ([`owed`]).
 
 use std::{
     any::Any,
@@ -29,11 +31,13 @@ use crate::{
 
 mod folder;
 mod notices;
+mod owed;
 mod subscription;
 
 pub use subscription::{Known, Subscription};
 
 use folder::{Folder, Followed};
+use owed::{Owed, Word};
 
 /// Folders and files are for everybody to read, but for those with a secret in them.
 const MODE: u32 = 0o644;
@@ -95,6 +99,7 @@ pub struct Files {
 struct Shared {
     persistent_root: PathBuf,
     reporter: Reporter,
+    owed: Arc<Owed>,
     /// What is followed already, by its folder: a `watch::Receiver<Known<T>>` each.
     followed: Mutex<BTreeMap<PathBuf, Box<dyn Any + Send>>>,
     follow: mpsc::UnboundedSender<Box<dyn Followed>>,
@@ -111,10 +116,13 @@ impl Files {
         let reporter = health.task("files");
         // As many as there are kinds of files that a task asks for.
         let (follow, asked) = mpsc::unbounded_channel();
-        tokio::spawn(notices::follow(asked, reporter.clone(), stop));
+        tokio::spawn(notices::follow(asked, reporter.clone(), stop.clone()));
+        let owed = Arc::new(Owed::new(reporter.clone()));
+        tokio::spawn(owed.clone().pay(stop));
         let shared = Shared {
             persistent_root: persist_dir.join("status"),
             reporter,
+            owed,
             followed: Mutex::default(),
             follow,
         };
@@ -129,23 +137,39 @@ impl Files {
     }
 
     /// Writes `<agent>/<Type>/<key>.json` in one step, if it does not say the same already.
-    /// Returns whether it was written. A failure is also a fault of the task `files`; who publishes
-    /// tries again.
+    /// Returns whether it was written. A failure is also a fault of the task `files`, and is tried
+    /// again until it succeeds or another word is published there.
     pub fn publish<T: NodeFile>(
         &self,
         agent: &str,
         key: &str,
         value: &T,
     ) -> Result<bool, FilesError> {
-        self.told::<T, _>(agent, key, self.write(agent, key, value))
+        let wanted = self.path::<T>(agent, key).and_then(|path| {
+            let word = self.content(&path, value)?;
+            Ok((path, word))
+        });
+        let (path, word) = match wanted {
+            Ok(wanted) => wanted,
+            Err(error) => return self.told::<T, _>(agent, key, Err(error)),
+        };
+        self.shared.owed.forget(&path);
+        let written =
+            write(&path, &word).map_err(|source| FilesError::Write { path: path.clone(), source });
+        self.told::<T, _>(agent, key, written).inspect_err(|_| self.shared.owed.keep(path, word))
     }
 
-    /// Removes the file; one that is not there is no error.
+    /// Removes the file; one that is not there is no error. What fails is tried again, as above.
     pub fn unpublish<T: NodeFile>(&self, agent: &str, key: &str) -> Result<bool, FilesError> {
-        let removed = self.path::<T>(agent, key).and_then(|path| {
-            host::files::remove_file(&path).map_err(|source| FilesError::Remove { path, source })
-        });
+        let path = match self.path::<T>(agent, key) {
+            Ok(path) => path,
+            Err(error) => return self.told::<T, _>(agent, key, Err(error)),
+        };
+        self.shared.owed.forget(&path);
+        let removed = host::files::remove_file(&path)
+            .map_err(|source| FilesError::Remove { path: path.clone(), source });
         self.told::<T, _>(agent, key, removed)
+            .inspect_err(|_| self.shared.owed.keep(path, Word::Nothing))
     }
 
     /// One file now; `None` if there is none.
@@ -159,9 +183,13 @@ impl Files {
     }
 
     /// Makes the folder of a type: others see by it that somebody publishes the type here, even if
-    /// there is nothing to say. If it cannot be made, the first file makes it.
+    /// there is nothing to say. If it cannot be made, that is a fault, and it is made later.
     pub fn announce<T: NodeFile>(&self, agent: &str) {
-        let _ = fs::create_dir_all(self.folder::<T>(agent));
+        let folder = self.folder::<T>(agent);
+        if let Err(error) = Word::Folder.put(&folder) {
+            self.shared.reporter.fault(&owed::subject(&folder), &chain(&error));
+            self.shared.owed.keep(folder, Word::Folder);
+        }
     }
 
     /// The keys of all files of a type that an agent publishes now. `None` where there is no folder
@@ -192,7 +220,7 @@ impl Files {
         Subscription::new(receiver)
     }
 
-    /// Like [`Files::publish`], and silent.
+    /// Like [`Files::publish`], silent and once.
     pub(crate) fn write<T: NodeFile>(
         &self,
         agent: &str,
@@ -200,18 +228,15 @@ impl Files {
         value: &T,
     ) -> Result<bool, FilesError> {
         let path = self.path::<T>(agent, key)?;
-        let content = node_files::write(value)
-            .map_err(|source| FilesError::Value { path: path.clone(), source })?;
-        if read_bytes(&path).is_ok_and(|there| there == content) {
-            return Ok(false);
-        }
+        let word = self.content(&path, value)?;
+        write(&path, &word).map_err(|source| FilesError::Write { path, source })
+    }
+
+    fn content<T: NodeFile>(&self, path: &Path, value: &T) -> Result<Word, FilesError> {
+        let bytes = node_files::write(value)
+            .map_err(|source| FilesError::Value { path: path.to_owned(), source })?;
         let mode = if SECRET.contains(&T::TYPE) { SECRET_MODE } else { MODE };
-        let folder = path.parent().unwrap_or(&self.root);
-        let written = fs::create_dir_all(folder).and_then(|()| {
-            let write = if self.durable { host::files::write_durably } else { host::files::write };
-            write(&path, mode, &content)
-        });
-        written.map(|()| true).map_err(|source| FilesError::Write { path, source })
+        Ok(Word::Content { mode, durable: self.durable, bytes })
     }
 
     fn told<T: NodeFile, R>(
@@ -220,8 +245,7 @@ impl Files {
         key: &str,
         done: Result<R, FilesError>,
     ) -> Result<R, FilesError> {
-        let subject = self.folder::<T>(agent).join(format!("{key}.json"));
-        let subject = format!("publishing {}", subject.display());
+        let subject = owed::subject(&self.folder::<T>(agent).join(format!("{key}.json")));
         match &done {
             Ok(_) => self.shared.reporter.clear(&subject),
             Err(error) => self.shared.reporter.fault(&subject, &chain(error)),
@@ -243,6 +267,16 @@ impl Files {
         }
         Ok(self.folder::<T>(agent).join(format!("{key}.json")))
     }
+}
+
+/// Whether it was written: what is there may say the same.
+fn write(path: &Path, word: &Word) -> io::Result<bool> {
+    if let Word::Content { bytes, .. } = word
+        && read_bytes(path).is_ok_and(|there| there == *bytes)
+    {
+        return Ok(false);
+    }
+    word.put(path).map(|()| true)
 }
 
 fn read_file<T: NodeFile>(path: &Path) -> Result<T, ReadError> {

@@ -278,8 +278,20 @@ async fn a_full_run_directory_is_a_fault_that_is_still_told_and_goes_with_the_sp
     let reason = fault_of(&asked, &subject).unwrap();
     assert!(reason.contains("No space left on device"), "{reason}");
 
+    // The last word on a path counts, whatever kept the ones before from it.
+    files.publish("zedagent", GLOBAL, &info).unwrap_err();
+    files.unpublish::<EdgeNodeInfo>("zedagent", GLOBAL).unwrap();
+    files.publish("nim", GLOBAL, &info).unwrap_err();
+    let last = EdgeNodeInfo { device_id: "y".repeat(9000), ..EdgeNodeInfo::default() };
+    files.publish("nim", GLOBAL, &last).unwrap_err();
+
     fs::remove_file(filler).unwrap();
-    assert!(files.publish("zedkube", GLOBAL, &info).unwrap());
+    // They come in the order in which they were said.
+    let came =
+        wait_for("the last of them", TOLD, || Ok(files.read::<EdgeNodeInfo>("nim", GLOBAL)?));
+    assert_eq!(came.unwrap(), last);
+    assert_eq!(files.read::<EdgeNodeInfo>("zedagent", GLOBAL).unwrap(), None);
+    assert_eq!(files.read("zedkube", GLOBAL).unwrap(), Some(info));
     wait_for("the file to say that all is well", TOLD, || {
         let health: AgentHealth = files.read("wharf", GLOBAL)?.unwrap_or_default();
         Ok((!health.tasks.is_empty() && health.is_healthy()).then_some(()))
