@@ -44,6 +44,7 @@ pub struct Config {
     /// Whoever asks the tracker must know what is in this file.
     pub trace_token_file: Option<PathBuf>,
     pub cordon_retry_seconds: u64,
+    /// After a failed try to drain, and, twice as long each time, after a drain that failed for good.
     pub drain_retry_seconds: u64,
     pub drain_timeout_seconds: u64,
     pub api_skip_seconds: u64,

@@ -162,7 +162,8 @@ impl Operations {
             }
             self.want_image(&wishes);
             let facts = self.facts(&wishes, said);
-            let decision = decide_jobs(&self.journal, &facts, self.clock.now());
+            let retry = Duration::from_secs(self.config.drain_retry_seconds);
+            let decision = decide_jobs(&self.journal, &facts, self.clock.now(), retry);
             if let Some(journal) = &decision.journal {
                 let before = self.journal.clone();
                 if !self.save(journal.clone()).await {

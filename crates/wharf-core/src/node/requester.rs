@@ -28,8 +28,7 @@ use super::{
 
 pub use journal::{Job, Journal, Kind, Phase};
 
-/// After a failed drain it is asked for again; each time the pause doubles.
-const PAUSE: Duration = Duration::from_secs(300);
+/// After a failed drain it is asked for again; each time the pause doubles, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 /// For so long after a request an end may be that of an earlier one, which the gate has not taken
 /// back yet.
@@ -137,11 +136,11 @@ pub enum Outcome {
     LeaveFailed(String),
 }
 
-/// Decides what becomes of the wishes.
-pub fn decide_jobs(journal: &Journal, facts: &Facts, now: Timestamp) -> Decision {
+/// Decides what becomes of the wishes. A drain that has failed is asked for again after `retry`.
+pub fn decide_jobs(journal: &Journal, facts: &Facts, now: Timestamp, retry: Duration) -> Decision {
     let mut next = journal.clone();
     next.take_over(facts, now);
-    let mut look = Look { facts, now, waits: Vec::new(), wake_at: None };
+    let mut look = Look { facts, now, retry, waits: Vec::new(), wake_at: None };
     // The update comes first, so that it is in place when the node goes down.
     let update = next.update.take();
     next.update = update.map(|job| look.advance(Requester::Update, job, &next));
@@ -199,6 +198,7 @@ pub fn base_os_state(image: &Image, job: Option<&Job>) -> (SwState, bool) {
 struct Look<'a> {
     facts: &'a Facts,
     now: Timestamp,
+    retry: Duration,
     waits: Vec<(Requester, Wait)>,
     wake_at: Option<Timestamp>,
 }
@@ -256,7 +256,7 @@ impl Look<'_> {
             }
             Say::Failed => job.pause(self.facts.drain.status, self.now),
             Say::Ask => {
-                let pause = pause_after(failures);
+                let pause = pause_after(failures, self.retry);
                 match paused.filter(|since| !is_over(*since, pause, self.now)) {
                     Some(since) => {
                         self.wait(me, Wait::Pause { failures });
@@ -350,9 +350,10 @@ enum Say {
     Failed,
 }
 
-fn pause_after(failures: u32) -> Duration {
-    let doubled = PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(10));
-    doubled.min(LONGEST_PAUSE)
+/// Who wants longer pauses from the beginning has them.
+fn pause_after(failures: u32, retry: Duration) -> Duration {
+    let doubled = retry.saturating_mul(1 << failures.saturating_sub(1).min(10));
+    doubled.min(LONGEST_PAUSE.max(retry))
 }
 
 /// Why a job does not go on. Its text is a sentence.

@@ -309,7 +309,8 @@ impl World {
             ordered: self.ordered.is_some(),
         };
         let before = self.journal.clone();
-        let decision = requester::decide_jobs(&self.journal, &facts, at(self.now));
+        let retry = Self::policy().drain_retry;
+        let decision = requester::decide_jobs(&self.journal, &facts, at(self.now), retry);
         if let Some(journal) = decision.journal {
             self.check_beginnings(&before, &journal);
             self.journal = journal;

@@ -3,6 +3,7 @@
 use super::*;
 
 const BOOT: &str = "boot-1";
+const RETRY: Duration = Duration::from_secs(300);
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
@@ -40,7 +41,7 @@ fn settle(journal: &mut Journal, facts: &Facts, now: i64) -> Vec<Effect> {
     let mut effects = Vec::new();
     let mut facts = facts.clone();
     for _ in 0..10 {
-        let decision = decide_jobs(journal, &facts, at(now));
+        let decision = decide_jobs(journal, &facts, at(now), RETRY);
         for effect in decision.effects {
             match effect {
                 Effect::Leave(_) => facts.ordered = true,
@@ -247,8 +248,10 @@ fn a_failed_drain_withdraws_the_request_and_is_asked_for_again_without_a_new_wis
     }
     settle(&mut journal, &facts(), 1000);
     assert_eq!(phase(&journal.device_operation), "asking");
-    let pauses = [1, 2, 3, 4, 5, 40].map(|failures| pause_after(failures).as_secs());
+    let pauses = [1, 2, 3, 4, 5, 40].map(|failures| pause_after(failures, RETRY).as_secs());
     assert_eq!(pauses, [300, 600, 1200, 2400, 3600, 3600]);
+    let day = Duration::from_secs(86_400);
+    assert_eq!([1, 2].map(|failures| pause_after(failures, day)), [day, day]);
 }
 
 #[test]
