@@ -8,7 +8,7 @@ use wharf_testbed::{Host, wait_for};
 use crate::{
     CONTROL, WORKER,
     bed::{Bed, DEADLINE},
-    cordoned, nodes_ready,
+    cordoned, join, nodes_ready,
 };
 
 const NAME: &str = "gate";
@@ -25,10 +25,12 @@ fn a_node_is_emptied_before_it_goes_down_and_goes_down_once() {
     let gate = Gate::prepare(&bed);
 
     gate.a_blocked_reboot_waits_and_is_then_done();
-    gate.a_cordon_that_is_refused_has_failed_and_may_be_tried_again();
+    gate.a_cordon_that_is_refused_has_failed_and_is_tried_again_without_a_word();
+    gate.a_cordon_of_a_person_outlives_the_reboot();
     gate.a_killed_agent_goes_on_in_every_state();
     gate.an_update_and_a_reboot_share_the_first_drain();
     gate.a_cluster_that_is_cut_off_does_not_hold_the_node();
+    join::a_kubelet_waits_for_its_own_cluster(&bed, NAME, NODE, "node1");
 }
 
 struct Gate<'a> {
@@ -103,16 +105,37 @@ impl<'a> Gate<'a> {
     }
 
     /// After ten tries, which the agent that is killed then has counted.
-    fn a_cordon_that_is_refused_has_failed_and_may_be_tried_again(&self) {
+    fn a_cordon_that_is_refused_has_failed_and_is_tried_again_without_a_word(&self) {
         let booted = self.boots();
         self.refuse_cordons();
         self.kill_at("6", || self.agent(&["reboot"]));
         assert_eq!((self.boots(), cordoned(self.bed, NAME).len()), (booted, 0));
+        let wanted = self.job("reboot")["ID"].clone();
+        self.wait_for("another try to be announced", || {
+            self.job("reboot")["Reason"].to_string().contains("is asked for again in a while")
+        });
         self.allow("cordons");
-        self.agent(&["reboot"]);
         self.wait_for_boots(booted + 1);
         self.wait_until_back("reboot");
         assert_eq!(self.boots(), booted + 1, "{}", self.log());
+        assert_eq!(self.job("reboot")["ID"], wanted, "nobody asked a second time");
+    }
+
+    /// The node is emptied like any other, and comes back as it was found.
+    fn a_cordon_of_a_person_outlives_the_reboot(&self) {
+        let booted = self.boots();
+        self.run_a_protected_pod();
+        self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
+        self.bed.kubectl(NAME, &["cordon", NODE]).unwrap();
+        self.bed.world.local(&["node", "reboot", NAME, NODE, "--wait"]).ok();
+        assert_eq!(self.boots(), booted + 1);
+        self.wait_for("the agent's own mark to be gone", || self.cordon_mark().is_empty());
+        assert_eq!(cordoned(self.bed, NAME), [NODE]);
+        let pod = self.bed.kubectl(NAME, &["get", "pod", "held"]).unwrap_err();
+        assert!(pod.contains("NotFound"), "it was evicted: {pod}");
+        assert!(self.log().contains("StillCordoned"), "{}", self.log());
+        self.bed.kubectl(NAME, &["uncordon", NODE]).unwrap();
+        self.wait_until_back("reboot");
     }
 
     /// In turn: while the cluster does not answer, while evictions fail, after they have failed for
@@ -128,7 +151,7 @@ impl<'a> Gate<'a> {
         self.kill_at("7", || {});
         self.kill_at("8", || {});
         assert_eq!(self.boots(), booted);
-        // It would be tried again by itself later; another command need not wait for that.
+        // Another command need not wait until it is tried again by itself.
         self.refuse_evictions(false);
         self.agent(&["reboot"]);
         self.kill_at("5", || {});
@@ -280,6 +303,12 @@ impl<'a> Gate<'a> {
         for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
             self.bed.kubectl(NAME, &["delete", kind, what]).unwrap();
         }
+    }
+
+    /// Who of ours has cordoned the node.
+    fn cordon_mark(&self) -> String {
+        let mark = r"jsonpath={.metadata.annotations.wharf\.dev/cordoned-by}";
+        self.bed.kubectl(NAME, &["get", "node", NODE, "-o", mark]).unwrap()
     }
 
     /// The first order to reboot is held until the agent that gave it is dead, and is then lost. So the

@@ -13,6 +13,7 @@ mod foreign;
 mod gate;
 mod growth;
 mod import;
+mod join;
 mod kills;
 mod machines;
 mod upkeep;
