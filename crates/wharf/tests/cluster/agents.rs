@@ -5,6 +5,7 @@ use std::{
     io::Write,
     os::unix::fs::PermissionsExt,
     path::Path,
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
@@ -45,6 +46,7 @@ fn applications(bed: &Bed, cluster: &str, node: &str) {
     })
     .unwrap();
     traced(bed, cluster, node);
+    traced_past_silent_nodes(bed, cluster, node);
 
     bed.world.local(&["app", "delete", cluster, "web"]).ok();
     wait_for("it to be gone", DEADLINE, || {
@@ -189,6 +191,68 @@ fn traced(bed: &Bed, cluster: &str, node: &str) {
     }
 }
 
+/// Two agents hang and one is gone. Whoever asks the others waits once for all of them, is told why
+/// they say nothing, and gets what the rest know.
+fn traced_past_silent_nodes(bed: &Bed, cluster: &str, node: &str) {
+    // A peer has five seconds. If one were waited for after the other, it would be ten.
+    const ONCE: Duration = Duration::from_secs(9);
+    // The server leaves one that hangs after three seconds, and here it may come upon both.
+    const BY_THE_SERVER: Duration = Duration::from_secs(20);
+    let (hanging, gone, well) = (["node3", "node4"], "node2", ["node1", node]);
+    hanging.iter().for_each(|node| signal_agent(bed, node, "STOP"));
+    bed.host(gone).run(&["systemctl", "stop", "wharf-agent"]).unwrap();
+    let begun = Instant::now();
+    let at_the_node = trace_at(bed, node);
+    let one = begun.elapsed();
+    let at_the_server = bed.world.local(&["app", "trace", cluster, "web", "-o", "json"]);
+    let other = begun.elapsed() - one;
+    hanging.iter().for_each(|node| signal_agent(bed, node, "CONT"));
+    bed.host(gone).run(&["systemctl", "start", "wharf-agent"]).unwrap();
+
+    assert!(one < ONCE && other < BY_THE_SERVER, "{one:?}, {other:?}");
+    for trace in [at_the_node, at_the_server.json()] {
+        let told = trace["value"].as_array().unwrap();
+        assert_eq!(told.len(), 5, "{trace:#}");
+        let of = |name: &str| told.iter().find(|one| one["hostname"] == name).unwrap();
+        for node in hanging {
+            let silent = of(&bed.host(node).address().to_string());
+            assert_eq!(silent["errors"], "it did not answer within 5s", "{silent}");
+        }
+        let silent = of(&bed.host(gone).address().to_string());
+        let reason = "it cannot be reached: Connection refused (os error 111)";
+        assert_eq!(silent["errors"], reason, "{silent}");
+        for node in well {
+            let state = &item(of(node), "zedmanager-AppInstanceStatus-0b1a2")["State"];
+            assert_eq!(state, "Running", "{node}: {trace:#}");
+        }
+    }
+
+    bed.wait_for_links(cluster, 5);
+    let trace = bed.world.local(&["app", "trace", cluster, "web", "-o", "json"]).json();
+    let told = trace["value"].as_array().unwrap();
+    let whole = told.len() == 5 && told.iter().all(|node| node.get("errors").is_none());
+    assert!(whole, "{trace:#}");
+}
+
+fn signal_agent(bed: &Bed, node: &str, signal: &str) {
+    let kill = format!("kill -{signal} $(systemctl show wharf-agent -p MainPID --value)");
+    bed.host(node).run(&["sh", "-c", &kill]).unwrap();
+}
+
+/// What the status server of a node says to whoever is on that node.
+fn trace_at(bed: &Bed, node: &str) -> Value {
+    let host = bed.host(node);
+    let ask = format!(
+        "printf 'POST /cluster-app/web HTTP/1.0\\r\\nAuthorization: Bearer %s\\r\\n\\r\\n' \
+         \"$(cat /etc/wharf/pki/agent-token)\" | socat STDIO,ignoreeof TCP:{}:12346",
+        host.address()
+    );
+    let answer = host.run(&["sh", "-c", &ask]).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains(" 200 "), "{answer}");
+    serde_json::from_str(body).unwrap()
+}
+
 /// The node that reports for all loses its way to the server, for longer than a moment: another one
 /// reports, and the first has nothing to say any more.
 fn the_reporter_changes(bed: &Bed, cluster: &str) {
@@ -246,6 +310,37 @@ fn reboot(bed: &Bed, cluster: &str, node: &str) {
     wait_for_service(bed, cluster);
     assert_eq!(bed.host(node).boot_id().unwrap(), after, "and only once");
     assert_last(bed, cluster, "reboot");
+}
+
+/// In a cluster that is too small to drain to, nothing waits: not even for a budget that never allows
+/// anything.
+pub fn reboot_at_once(bed: &Bed, cluster: &str, node: &str) {
+    bed.wait_for_links(cluster, bed.nodes(cluster).len());
+    let labels = json!({"app": "held"});
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "held", "labels": labels},
+        "spec": {
+            "nodeName": node, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "held", "image": bed.image("pause")}],
+        },
+    });
+    let budget = json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "held"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": labels}},
+    });
+    bed.apply(cluster, &[budget, pod]);
+    let uid = || bed.kubectl(cluster, &["get", "pod", "held", "-o", "jsonpath={.metadata.uid}"]);
+    let (host, pod) = (bed.host(node), uid().unwrap());
+    let status = ["cat", "/run/zedkube/NodeDrainStatus/global.json"];
+    let status: Value = serde_json::from_str(&host.run(&status).unwrap()).unwrap();
+    assert_eq!(status["Status"], 1, "NOTSUPPORTED");
+    let before = host.boot_id().unwrap();
+    let ran = bed.world.local(&["node", "reboot", cluster, node, "--wait"]).ok();
+    assert!(ran.stderr.contains("too small to drain to: nothing is deferred"), "{ran:?}");
+    assert_ne!(host.boot_id().unwrap(), before, "it was rebooted");
+    assert_eq!(uid().unwrap(), pod, "nobody evicted it");
+    assert_last(bed, cluster, "reboot");
+    bed.kubectl(cluster, &["delete", "pod/held", "pdb/held"]).unwrap();
 }
 
 /// A shutdown from the server: drained, switched off, and back in service once somebody starts it.

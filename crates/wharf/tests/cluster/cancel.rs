@@ -4,7 +4,7 @@ use serde_json::json;
 use wharf_testbed::wait_for;
 
 use crate::{
-    CONTROL, WORKER,
+    CONTROL, WORKER, agents,
     bed::{Bed, DEADLINE, assert_as_before, inventory},
     kills::SETTLED,
     nodes_ready,
@@ -41,6 +41,8 @@ fn a_canceled_create_settles_at_once_and_goes_on_with_the_same_authority() {
     assert_eq!(bed.status("cancel"), "Running");
     assert_eq!(nodes_ready(&bed, "cancel"), 2);
     assert_eq!(authority().unwrap().unwrap(), first);
+
+    agents::reboot_at_once(&bed, "cancel", "node2");
 
     // Foreign things on a machine stay when the cluster goes.
     let foreign = "mkdir -p /opt/mine /etc/cni/net.d && echo x > /opt/mine/file && \
