@@ -80,7 +80,7 @@ fn expect(image: &Image, asked: &[u8]) {
     if asked.len() < 2 {
         return;
     }
-    for request in asked.iter().map_while(|header| Request::decode(header)) {
+    for request in asked.iter().map_while(Request::decode) {
         let length = NonZeroU64::new(u64::from(request.length));
         if request.command != CMD_READ || length.is_none() {
             return;
