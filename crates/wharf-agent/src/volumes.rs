@@ -35,6 +35,7 @@ use std::{
     time::Instant,
 };
 
+use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
 use tokio::sync::watch;
 use wharf_core::volume::{
@@ -68,7 +69,7 @@ pub struct Volumes {
     /// The leases of other nodes as last seen: tenure and stamp, and since when they are so.
     sightings: Mutex<BTreeMap<String, (u64, Timestamp, Instant)>>,
     /// Steps that did not come back in time, by volume.
-    stuck: Mutex<HashMap<String, tokio::task::JoinHandle<()>>>,
+    stuck: Mutex<HashMap<String, Vec<work::Stuck>>>,
     hints: storage::Hints,
     unanswered: tidy::Unanswered,
     stranded: stranded::Stranded,
@@ -196,6 +197,16 @@ pub fn are_in_use(state_dir: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         names => Ok(!names?.is_empty()),
     }
+}
+
+/// So many volumes at once: the API server is asked for each.
+const AT_ONCE: usize = 16;
+
+/// Works on volumes side by side, so that one that hangs keeps no other waiting. What comes of it is in
+/// no order.
+async fn side_by_side<T>(work: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let work: Vec<_> = work.into_iter().collect();
+    stream::iter(work).buffer_unordered(AT_ONCE).collect().await
 }
 
 /// The clock that counts from boot, also through sleep, and cannot be set.

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::{info, warn};
 use wharf_core::{
     volume::{
@@ -18,7 +18,7 @@ use wharf_core::{
 use wharf_kube::{Cluster, volumes::PersistentVolume};
 
 use super::{
-    Shared, Volumes, kernel,
+    Shared, Volumes, kernel, side_by_side,
     storage::Device,
     work::{VolumeError, use_of},
 };
@@ -33,8 +33,6 @@ use crate::{
 const MOST_ROUNDS: usize = 6;
 /// What could not be done is tried again, and a change that nobody told of is seen.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// Whoever works on a volume for longer may hang in it.
-const PATIENCE: Duration = Duration::from_secs(2);
 const SUBJECT: &str = "volumes of deleted storage clusters";
 
 /// Looks when storage clusters change. A task of its own: others wait for storage that hangs.
@@ -74,30 +72,20 @@ impl Volumes {
     pub async fn clean_up(&self, api: &Cluster) -> Result<(), VolumeError> {
         let clusters = api.storage_clusters().await?;
         let is_over = |name: &str| clusters.iter().any(|one| one.name == name && one.deleting);
-        let mut done = Ok(());
+        let (mut over, mut done) = (Vec::new(), Ok(()));
         for name in self.journals.names().map_err(VolumeError::Journal)? {
-            let Some(journal) = self.load(&name)? else { continue };
-            if is_over(&journal.storage_cluster) {
-                done = done.and(self.clean_up_alone(api, &journal).await);
+            match self.load(&name) {
+                Ok(journal) => over.extend(journal.filter(|it| is_over(&it.storage_cluster))),
+                Err(error) => done = done.and(Err(error)),
             }
         }
-        done
+        let cleaned = side_by_side(over.iter().map(|it| self.clean_up_alone(api, it))).await;
+        cleaned.into_iter().fold(done, Result::and)
     }
 
-    /// Nobody else works on the volume meanwhile. Who does and hangs is freed by cutting it off.
+    /// Nobody else works on the volume meanwhile.
     async fn clean_up_alone(&self, api: &Cluster, journal: &Journal) -> Result<(), VolumeError> {
-        let lock = self.lock(&journal.volume);
-        let _held = match timeout(PATIENCE, lock.lock()).await {
-            Ok(held) => held,
-            Err(_) => {
-                warn!(volume = journal.volume, "somebody hangs in the volume: it is cut off");
-                let (storage, used) =
-                    (self.storage(journal)?, use_of(journal, &self.boot_id, &self.places));
-                let cut = move || Ok(storage.cut(&used, None)?);
-                self.limited(&journal.volume, "cut off what hangs", cut).await?;
-                lock.lock().await
-            }
-        };
+        let _held = self.lock_by_force(journal).await?;
         // Whoever had it has changed it.
         match self.load(&journal.volume)? {
             Some(journal) => self.clean_up_volume(api, journal).await,
@@ -157,10 +145,10 @@ impl Volumes {
             Step::Unmount(dir) => {
                 let dir = dir.clone();
                 let unmount = move || Ok(kernel::unmount_all(Path::new(&dir), true)?);
-                self.limited(volume, "unmount by force", unmount).await?;
+                self.by_force(volume, "unmount by force", unmount).await?;
             }
             Step::Cut | Step::Unmap => {
-                let device = seen.device.clone();
+                let device = seen.device.clone().flatten();
                 let storage = self.storage(journal)?;
                 let used = use_of(journal, &self.boot_id, &self.places);
                 let is_cut = *step == Step::Cut;
@@ -172,7 +160,7 @@ impl Volumes {
                     }
                     Ok(())
                 };
-                self.limited(volume, "take the device away", act).await?;
+                self.by_force(volume, "take the device away", act).await?;
             }
         }
         Ok(())
@@ -181,7 +169,8 @@ impl Volumes {
 
 /// What is there of one volume.
 struct Seen {
-    device: Option<Device>,
+    /// `None` when it cannot be seen, because the storage does not answer.
+    device: Option<Option<Device>>,
     mounts: Vec<String>,
     record: Option<Record>,
     pv: Option<PersistentVolume>,
@@ -206,14 +195,15 @@ impl Seen {
         let mut places: BTreeSet<String> =
             journal.pods.iter().map(|pod| pod.mount_dir.clone()).collect();
         places.insert(used.staging.display().to_string());
-        let look = move || {
-            let mounted = kernel::mounts()?;
-            let is_mounted =
-                |dir: &String| mounted.iter().any(|mount| mount.point == Path::new(dir));
-            let mounts = places.into_iter().filter(is_mounted).collect::<Vec<_>>();
-            Ok((storage.find(&used)?, mounts))
+        let mounted = kernel::mounts()?;
+        let is_mounted = |dir: &String| mounted.iter().any(|mount| mount.point == Path::new(dir));
+        let mounts = places.into_iter().filter(is_mounted).collect();
+        let look = move || Ok(storage.find(&used)?);
+        let device = match volumes.observe(&journal.volume, "look at the device", look).await {
+            Ok(device) => Some(device),
+            Err(why) if why.is_silence() => None,
+            Err(error) => return Err(error),
         };
-        let (device, mounts) = volumes.limited(&journal.volume, "look at the device", look).await?;
         Ok(Self { device, mounts, record, pv, claim, node: volumes.node.clone() })
     }
 
@@ -228,7 +218,7 @@ impl Seen {
                 Some(pv) if pv.facts.deleting => Object::Deleting,
                 Some(_) => Object::There,
             },
-            device: Some(self.device.is_some()),
+            device: self.device.as_ref().map(Option::is_some),
             mounts: self.mounts.clone(),
             cut: journal.cut,
             entries: Some(ours.map(wharf_core::volume::record::Entry::key).collect()),

@@ -210,7 +210,7 @@ impl Csi {
             true => Ok(Some(kernel::room(&at)?)),
             false => Ok(None),
         };
-        let room = self.volumes.blocking(&place.volume, "ask how full it is", look).await;
+        let room = self.volumes.observe(&place.volume, "ask how full it is", look).await;
         let room = room.map_err(|error| codes::failed(&error))?;
         let room = room.ok_or_else(|| Status::not_found(format!("{dir} is not mounted")))?;
         let usage = |unit, count: kernel::Count| VolumeUsage {

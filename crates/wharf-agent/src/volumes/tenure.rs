@@ -4,8 +4,9 @@
 //! tenure begins only after everything that promised to be cut off with the old one is. While no
 //! guard runs nothing is renewed.
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, path::Path, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -14,7 +15,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 use wharf_core::{
-    volume::lease::{SinceBoot, Standing, Tenure},
+    volume::{
+        journal::Journal,
+        lease::{SinceBoot, Standing, Tenure},
+    },
     words::chain,
 };
 use wharf_kube::{
@@ -22,7 +26,7 @@ use wharf_kube::{
     volumes::{AgentLease, Written},
 };
 
-use super::{Shared, Volumes, boot_id, guard, since_boot};
+use super::{Shared, Volumes, boot_id, guard, since_boot, work::VolumeError};
 use crate::{
     device,
     health::Reporter,
@@ -151,7 +155,7 @@ impl Keeper {
     /// A new tenure, after the old one has left nothing.
     async fn next_number(&mut self) -> Result<u64, LeaseError> {
         if !self.volumes.is_cut_off()? {
-            self.volumes.cut_lapsed().await;
+            self.volumes.cut_lapsed().await?;
             if !self.volumes.is_cut_off()? {
                 return Err(LeaseError::NotCut);
             }
@@ -207,21 +211,33 @@ fn millis(time: SinceBoot) -> u64 {
 impl Volumes {
     /// Whether nothing that promised it can write any more.
     fn is_cut_off(&self) -> io::Result<bool> {
-        for name in self.journals.names()? {
-            let journal = self.journals.load(&name)?;
-            if journal.is_some_and(|journal| guard::is_open(&journal, &self.boot_id)) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        Ok(self.open_volumes()?.is_empty())
     }
 
-    /// Cuts off and takes away what was held in a tenure that has ended.
-    async fn cut_lapsed(&self) {
-        for name in self.journals.names().unwrap_or_default() {
-            if let Err(error) = self.tidy(&name, Default::default()).await {
-                warn!(volume = name, reason = chain(&error), "not all is taken away yet");
-            }
+    /// The volumes that promised to be cut off with their tenure, and are not.
+    fn open_volumes(&self) -> io::Result<Vec<Journal>> {
+        let mut open = Vec::new();
+        for name in self.journals.names()? {
+            let journal = self.journals.load(&name)?;
+            open.extend(journal.filter(|journal| guard::is_open(journal, &self.boot_id)));
         }
+        Ok(open)
+    }
+
+    /// Cuts off and takes away what was held in a tenure that has ended, side by side: one that hangs
+    /// keeps no other from it.
+    async fn cut_lapsed(&self) -> io::Result<()> {
+        let cut = |journal: Journal| async move {
+            if let Err(error) = self.cut_one(&journal).await {
+                warn!(volume = journal.volume, reason = chain(&error), "not all is taken away yet");
+            }
+        };
+        join_all(self.open_volumes()?.into_iter().map(cut)).await;
+        Ok(())
+    }
+
+    async fn cut_one(&self, journal: &Journal) -> Result<(), VolumeError> {
+        let _held = self.lock_by_force(journal).await?;
+        self.tidy_locked(&journal.volume, BTreeSet::new()).await
     }
 }

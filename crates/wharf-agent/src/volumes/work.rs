@@ -9,7 +9,11 @@ use std::{
 };
 
 use jiff::Timestamp;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::OwnedMutexGuard,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 use tracing::{info, warn};
 use wharf_core::{
     volume::{
@@ -35,6 +39,11 @@ use super::{
 
 /// For one step with the kernel or the storage. Making a file system may take the longest.
 const STEP: Duration = Duration::from_secs(95);
+/// For a look. Storage that lives answers in milliseconds, and everybody else who wants the volume waits
+/// as long.
+const LOOK: Duration = Duration::from_secs(10);
+/// Whoever works on a volume for longer may hang in it. Who is not asked by anybody comes again later.
+const GIVEN_BACK: Duration = Duration::from_secs(2);
 /// How long a mount waits for somebody whose lease may end, before kubelet is told why. It asks again by
 /// itself, but later and later.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,10 +78,14 @@ pub enum VolumeError {
     Contested,
     #[error("there is no way to the API server yet")]
     NoApi,
-    #[error("an earlier step with the volume hangs ({0}); the storage may be gone")]
-    Stuck(String),
-    #[error("could not {what} within {} s", STEP.as_secs())]
-    Slow { what: &'static str },
+    #[error(
+        "an earlier attempt to {what} has not come back for {seconds} s; the storage may be gone"
+    )]
+    Stuck { what: &'static str, seconds: u64 },
+    #[error("could not {what} within {seconds} s; the storage may be gone")]
+    Slow { what: &'static str, seconds: u64 },
+    #[error("somebody else works on the volume; it is tried again")]
+    Busy,
     #[error("the volume does not come to rest")]
     Endless,
     #[error("the journal of the volume cannot be kept")]
@@ -86,6 +99,12 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
+    /// Whether a look failed because the storage does not answer.
+    pub fn is_silence(&self) -> bool {
+        let is_late = matches!(self, Self::Stuck { .. } | Self::Slow { .. });
+        is_late || matches!(self, Self::Storage(StorageError::Silent))
+    }
+
     /// A decision that grants nothing.
     pub fn refused(decision: Decision) -> Self {
         match decision {
@@ -107,6 +126,13 @@ enum Goal {
     Unmount(String),
     /// Directories of pods that are gone for good.
     Tidy(BTreeSet<String>),
+}
+
+/// A step that did not come back in time.
+pub struct Stuck {
+    running: JoinHandle<()>,
+    what: &'static str,
+    begun: Instant,
 }
 
 /// What the API server says, and in which tenure.
@@ -206,14 +232,13 @@ impl Volumes {
         .await
     }
 
-    /// Takes away what nobody wants or may use any more.
+    /// Takes away what nobody wants or may use any more, if nobody works on the volume.
     pub async fn tidy(&self, volume: &str, orphans: BTreeSet<String>) -> Result<()> {
-        let lock = self.lock(volume);
-        let _held = lock.lock().await;
+        let _held = self.lock_soon(volume).await?;
         self.tidy_locked(volume, orphans).await
     }
 
-    async fn tidy_locked(&self, volume: &str, orphans: BTreeSet<String>) -> Result<()> {
+    pub async fn tidy_locked(&self, volume: &str, orphans: BTreeSet<String>) -> Result<()> {
         let Some(journal) = self.load(volume)? else { return Ok(()) };
         Job::new(self, journal, self.cluster())?.run(&Goal::Tidy(orphans), None).await
     }
@@ -232,22 +257,25 @@ impl Volumes {
         volume: &str,
         is_due: impl FnOnce(u64) -> bool + Send + 'static,
     ) -> Result<Option<u64>> {
-        let lock = self.lock(volume);
-        let _held = lock.lock().await;
+        let _held = self.lock_soon(volume).await?;
         let Some(journal) = self.load(volume)? else { return Ok(None) };
         let storage = self.storage(&journal)?;
         let used = use_of(&journal, &self.boot_id, &self.places);
-        let grow = move || {
-            let staged = kernel::mounts()?.iter().any(|mount| mount.point == used.staging);
-            let Some(device) = storage.find(&used)?.filter(|it| staged && it.is_block) else {
+        let (seen, asked) = (storage.clone(), used.clone());
+        let look = move || {
+            let staged = kernel::mounts()?.iter().any(|mount| mount.point == asked.staging);
+            let Some(device) = seen.find(&asked)?.filter(|it| staged && it.is_block) else {
                 return Ok(None);
             };
             // Either may be behind: the device, or the file system on it.
             let size = kernel::size(&device.path)?;
             let is_behind = kernel::fs_size(&device.path)? < size;
-            if used.read_only || !(is_behind || is_due(size)) {
-                return Ok(None);
-            }
+            let is_due = !asked.read_only && (is_behind || is_due(size));
+            Ok(is_due.then_some(device))
+        };
+        let due = self.observe(volume, "see how large it is", look).await?;
+        let Some(device) = due else { return Ok(None) };
+        let grow = move || {
             storage.refresh(&used, &device)?;
             kernel::grow(&device.path, &used.staging, &journal.fs_type)?;
             Ok(Some(kernel::size(&device.path)?))
@@ -280,6 +308,27 @@ impl Volumes {
         })
     }
 
+    /// The lock of a volume, if whoever has it gives it back soon.
+    pub async fn lock_soon(&self, volume: &str) -> Result<OwnedMutexGuard<()>> {
+        let locked = timeout(GIVEN_BACK, self.lock(volume).lock_owned()).await;
+        locked.map_err(|_| VolumeError::Busy)
+    }
+
+    /// The lock of a volume that has to be cut off in any case: who hangs in it comes loose by that.
+    pub async fn lock_by_force(&self, journal: &Journal) -> Result<OwnedMutexGuard<()>> {
+        let volume = &journal.volume;
+        if let Ok(held) = self.lock_soon(volume).await {
+            return Ok(held);
+        }
+        warn!(volume, "somebody hangs in the volume: it is cut off");
+        let storage = self.storage(journal)?;
+        let used = use_of(journal, &self.boot_id, &self.places);
+        let cut = move || Ok(storage.cut(&used, None)?);
+        self.by_force(volume, "cut off what hangs", cut).await?;
+        let freed = timeout(LOOK, self.lock(volume).lock_owned()).await;
+        freed.map_err(|_| VolumeError::Busy)
+    }
+
     /// Runs what may block, with a limit. While one hangs, nothing else of this volume is begun.
     pub async fn blocking<T: Send + 'static>(
         &self,
@@ -287,40 +336,78 @@ impl Volumes {
         what: &'static str,
         step: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        if self.is_stuck(volume) {
-            return Err(VolumeError::Stuck(what.to_owned()));
-        }
-        self.limited(volume, what, step).await
+        self.refuse_stuck(volume, |_| true)?;
+        self.limited(volume, what, STEP, step).await
     }
 
-    /// The same, also while another step of the volume hangs.
-    pub async fn limited<T: Send + 'static>(
+    /// The same for what only looks.
+    pub async fn observe<T: Send + 'static>(
+        &self,
+        volume: &str,
+        what: &'static str,
+        look: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.refuse_stuck(volume, |_| true)?;
+        self.limited(volume, what, LOOK, look).await
+    }
+
+    /// The same for what sets free: also while others hang, but not twice.
+    pub async fn by_force<T: Send + 'static>(
         &self,
         volume: &str,
         what: &'static str,
         step: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.refuse_stuck(volume, |one| one == what)?;
+        self.limited(volume, what, STEP, step).await
+    }
+
+    async fn limited<T: Send + 'static>(
+        &self,
+        volume: &str,
+        what: &'static str,
+        within: Duration,
+        step: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let begun = Instant::now();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let running = tokio::task::spawn_blocking(move || {
             // Nobody listens any more when it comes too late.
             let _late = sender.send(step());
         });
-        match timeout(STEP, receiver).await {
+        match timeout(within, receiver).await {
             Ok(Ok(done)) => done,
             Ok(Err(_)) => Err(VolumeError::Endless),
             Err(_) => {
                 let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
-                stuck.insert(volume.to_owned(), running);
-                Err(VolumeError::Slow { what })
+                let of_volume = stuck.entry(volume.to_owned()).or_default();
+                of_volume.push(Stuck { running, what, begun });
+                Err(VolumeError::Slow { what, seconds: within.as_secs() })
             }
         }
     }
 
-    /// Whether a step of the volume has not come back.
-    fn is_stuck(&self, volume: &str) -> bool {
+    fn refuse_stuck(&self, volume: &str, is_meant: impl Fn(&str) -> bool) -> Result<()> {
+        match self.oldest_stuck(volume, is_meant) {
+            None => Ok(()),
+            Some((what, since)) => Err(VolumeError::Stuck { what, seconds: since.as_secs() }),
+        }
+    }
+
+    /// Of the volume's steps that are meant, the one that has not come back for the longest.
+    fn oldest_stuck(
+        &self,
+        volume: &str,
+        is_meant: impl Fn(&str) -> bool,
+    ) -> Option<(&'static str, Duration)> {
         let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
-        stuck.retain(|_, running| !running.is_finished());
-        stuck.contains_key(volume)
+        stuck.retain(|_, steps| {
+            steps.retain(|step| !step.running.is_finished());
+            !steps.is_empty()
+        });
+        let meant = stuck.get(volume)?.iter().filter(|step| is_meant(step.what));
+        let oldest = meant.min_by_key(|step| step.begun)?;
+        Some((oldest.what, oldest.begun.elapsed()))
     }
 
     /// The storage behind a journal.
@@ -358,14 +445,25 @@ struct Job<'a> {
     /// The record is another than when the job began.
     is_changed: bool,
     device: Option<Device>,
+    /// Why the last look did not see the device.
+    silence: Option<VolumeError>,
 }
 
 impl<'a> Job<'a> {
     fn new(volumes: &'a Volumes, journal: Journal, api: Option<Cluster>) -> Result<Self> {
         let storage = volumes.storage(&journal)?;
         let is_away = api.is_none();
-        let (facts, device, is_changed) = (None, None, false);
-        Ok(Self { volumes, journal, storage, api, facts, is_away, is_changed, device })
+        Ok(Self {
+            volumes,
+            journal,
+            storage,
+            api,
+            facts: None,
+            is_away,
+            is_changed: false,
+            device: None,
+            silence: None,
+        })
     }
 
     async fn run(&mut self, goal: &Goal, mut gathered: Option<&mut Gathered>) -> Result<()> {
@@ -387,7 +485,7 @@ impl<'a> Job<'a> {
                     return match goal {
                         Goal::Unmount(dir) if self.journal.is_unmounted(dir, &seen) => Ok(()),
                         Goal::Mount(_) | Goal::Unmount(_) | Goal::Tidy(_) => {
-                            Err(VolumeError::Wait(wait))
+                            Err(self.silence.take().unwrap_or(VolumeError::Wait(wait)))
                         }
                     };
                 }
@@ -439,19 +537,27 @@ impl<'a> Job<'a> {
         let bound = dirs.filter(|dir| is_mounted(Path::new(dir))).collect();
         // What is on it matters to those who want to mount it; a device that was cut off is empty.
         let is_asked = matches!(goal, Goal::Mount(_)) && !staged && !self.journal.cut;
-        let (device, hung) = match self.find(used, staged, is_asked).await {
-            Ok(found) => (found, false),
-            Err(VolumeError::Stuck(_) | VolumeError::Storage(StorageError::Silent)) => {
-                (Found::Unknown, true)
-            }
+        let (device, silence) = match self.find(used, staged, is_asked).await {
+            Ok(found) => (found, None),
+            Err(why) if why.is_silence() => (Found::Unknown, Some(why)),
             Err(error) => return Err(error),
         };
+        let hung = silence.as_ref().is_some_and(|why| self.hangs(why, staged));
+        self.silence = silence;
         let orphaned = match goal {
             Goal::Tidy(orphans) => orphans.clone(),
             Goal::Mount(_) | Goal::Unmount(_) => BTreeSet::new(),
         };
         let record = self.facts.as_ref().map(|facts| facts.record.clone());
         Ok(Seen { device, staged, bound, orphaned, hung, record })
+    }
+
+    /// Whether a device that was not seen hangs for good. Storage that is slow for a while may still get
+    /// what a pod wrote last: only where nothing is mounted, nothing is lost by less patience.
+    fn hangs(&self, why: &VolumeError, staged: bool) -> bool {
+        let is_silent = matches!(why, VolumeError::Storage(_));
+        let stuck = self.volumes.oldest_stuck(&self.journal.volume, |_| true);
+        is_silent || !staged || stuck.is_some_and(|(_, since)| since >= STEP)
     }
 
     async fn find(&mut self, used: Use, staged: bool, is_asked: bool) -> Result<Found> {
@@ -475,7 +581,7 @@ impl<'a> Job<'a> {
             Ok((device, found))
         };
         let volume = self.journal.volume.clone();
-        let (device, found) = self.volumes.blocking(&volume, "look at the device", find).await?;
+        let (device, found) = self.volumes.observe(&volume, "look at the device", find).await?;
         self.device = device;
         Ok(found)
     }
@@ -522,7 +628,7 @@ impl<'a> Job<'a> {
         let taken = move || step.take(&doing);
         if *action == Action::Cut {
             // It is what sets free what hangs.
-            self.volumes.limited(&volume, what, taken).await?;
+            self.volumes.by_force(&volume, what, taken).await?;
             self.journal.was_cut();
             return self.volumes.stranded.add(&self.journal).map_err(VolumeError::Journal);
         }

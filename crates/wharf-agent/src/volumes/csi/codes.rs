@@ -40,7 +40,7 @@ fn code(error: &VolumeError) -> Code {
             Fault::Foreign { .. } | Fault::BlankAndReadOnly => Code::FailedPrecondition,
         },
         VolumeError::Wait(_) | VolumeError::NoApi | VolumeError::Kube(_) => Code::Unavailable,
-        VolumeError::Contested | VolumeError::Stuck(_) => Code::Aborted,
+        VolumeError::Contested | VolumeError::Stuck { .. } | VolumeError::Busy => Code::Aborted,
         VolumeError::Slow { .. } => Code::DeadlineExceeded,
         VolumeError::Storage(error) => match error {
             StorageError::NoImage(_) => Code::NotFound,
