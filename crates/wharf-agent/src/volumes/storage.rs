@@ -20,7 +20,7 @@ use wharf_core::volume::{
 };
 
 use super::{Places, journals::is_name, kernel::KernelError};
-pub use devices::{Hints, every_device};
+pub use devices::{Files, Hints, every_device};
 pub use tag::{Tag, agent_of};
 
 #[derive(Debug, thiserror::Error)]
@@ -145,6 +145,12 @@ pub fn open(
 fn parameter(parameters: &BTreeMap<String, String>, key: &'static str) -> Result<String> {
     let value = parameters.get(key).filter(|value| !value.is_empty());
     value.cloned().ok_or(StorageError::Missing(key))
+}
+
+/// Where the processes of volumes have their directories. The kernel shows real paths.
+fn runs(places: &Places, kind: &str) -> PathBuf {
+    let runs = places.state_dir.join(kind);
+    runs.canonicalize().unwrap_or(runs)
 }
 
 /// Where an image lies below a directory.

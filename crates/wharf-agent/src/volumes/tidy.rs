@@ -24,8 +24,8 @@ use wharf_kube::{
 };
 
 use super::{
-    Shared, Volumes, kernel,
-    storage::{Tag, agent_of, every_device},
+    Shared, Volumes, kernel, side_by_side,
+    storage::{Files, StorageError, Tag, agent_of, every_device},
     work::VolumeError,
 };
 use crate::{
@@ -81,33 +81,50 @@ impl Round {
         };
         self.reporter.clear("journals");
         let orphans = self.orphans(&names).await;
-        for name in names {
-            let of_volume = orphans.get(&name).cloned().unwrap_or_default();
-            self.told(&name, self.volumes.tidy(&name, of_volume).await);
+        let all = Instant::now() >= self.strays_at;
+        let api = self.volumes.cluster();
+        let this = &*self;
+        // None waits for what hangs in another.
+        let (_, _, looked) = tokio::join!(
+            this.tidy_all(&names, &orphans),
+            this.grow_all(api.as_ref(), &names),
+            this.clean_records(api.as_ref(), all),
+        );
+        if all && looked {
+            self.strays_at = Instant::now() + STRAYS_EVERY;
         }
+        self.reporter.ok();
+    }
+
+    async fn tidy_all(&self, names: &[String], orphans: &BTreeMap<String, BTreeSet<String>>) {
+        side_by_side(names.iter().map(|name| self.tidy(name, orphans.get(name)))).await;
         let node = self.volumes.node_identity.borrow().clone();
         if let Some(node) = node {
             let deleted = self.volumes.stranded.delete(&node).await;
             self.told("pods whose volumes were cut off", deleted.map_err(VolumeError::from));
         }
-        if let Some(api) = self.volumes.cluster() {
-            let done = self.grow_all(&api).await;
-            self.told("sizes", done);
-            let done = self.clean_garbage(&api).await;
-            self.told("the garbage list", done);
-            let all = Instant::now() >= self.strays_at;
-            let done = self.take_strays(&api, all).await;
-            if all && done.is_ok() {
-                self.strays_at = Instant::now() + STRAYS_EVERY;
-            }
-            self.told("records", done);
-        }
-        self.reporter.ok();
+    }
+
+    async fn tidy(&self, name: &str, orphans: Option<&BTreeSet<String>>) {
+        let orphans = orphans.cloned().unwrap_or_default();
+        self.told(name, self.volumes.tidy(name, orphans).await);
+    }
+
+    /// Works off the garbage list, and takes strays out. Says whether all of those were looked for.
+    async fn clean_records(&self, api: Option<&Cluster>, all: bool) -> bool {
+        let Some(api) = api else { return false };
+        self.told("the garbage list", self.clean_garbage(api).await);
+        let taken = self.take_strays(api, all).await;
+        let looked = taken.is_ok();
+        self.told("records", taken);
+        looked
     }
 
     fn told(&self, subject: &str, done: Result<(), VolumeError>) {
         match done {
             Ok(()) => self.reporter.clear(subject),
+            // Whoever works on it is told what is wrong.
+            Err(VolumeError::Busy) => {}
             Err(error) => self.reporter.fault(subject, &chain(&error)),
         }
     }
@@ -140,12 +157,10 @@ impl Round {
     }
 
     /// File systems follow volumes that have grown.
-    async fn grow_all(&self, api: &Cluster) -> Result<(), VolumeError> {
-        let mut done = Ok(());
-        for name in self.volumes.journals.names().map_err(VolumeError::Journal)? {
-            done = done.and(self.grow(api, &name).await);
-        }
-        done
+    async fn grow_all(&self, api: Option<&Cluster>, names: &[String]) {
+        let Some(api) = api else { return };
+        let grown = side_by_side(names.iter().map(|name| self.grow(api, name))).await;
+        self.told("sizes", all_done(grown));
     }
 
     async fn grow(&self, api: &Cluster, name: &str) -> Result<(), VolumeError> {
@@ -177,20 +192,19 @@ impl Round {
         }
         let node_uid = self.volumes.node_uid(api).await?;
         let own = self.volumes.own(&node_uid);
-        let mut kept = Vec::new();
-        let mut done = Ok(());
-        for entry in &seen.entries {
-            let cleaned = self.clean_entry(api, entry, &own).await;
-            if !matches!(cleaned, Ok(true)) {
-                kept.push(entry.clone());
-            }
-            done = done.and(cleaned.map(drop));
-        }
+        let own = &own;
+        let clean = |entry: GarbageEntry| async move {
+            let cleaned = self.clean_entry(api, &entry, own).await;
+            (entry, cleaned)
+        };
+        let cleaned = side_by_side(seen.entries.iter().cloned().map(clean)).await;
+        let staying = cleaned.iter().filter(|(_, cleaned)| !matches!(cleaned, Ok(true)));
+        let kept: Vec<GarbageEntry> = staying.map(|(entry, _)| entry.clone()).collect();
         if kept.len() < seen.entries.len() {
             // Whoever was faster made it longer: the next round sees it.
             api.write_garbage(&self.volumes.node, &seen, &kept).await?;
         }
-        done
+        all_done(cleaned.into_iter().map(|(_, cleaned)| cleaned.map(drop)).collect())
     }
 
     /// Whether nothing is left of an entry of the garbage list.
@@ -200,8 +214,7 @@ impl Round {
         entry: &GarbageEntry,
         own: &Own,
     ) -> Result<bool, VolumeError> {
-        let lock = self.volumes.lock(&entry.volume);
-        let _held = lock.lock().await;
+        let _held = self.volumes.lock_soon(&entry.volume).await?;
         let left = self.left(api, entry).await?;
         match decide_garbage(entry, &left, own) {
             Clean::Drop(why) => {
@@ -209,7 +222,11 @@ impl Round {
                 Ok(true)
             }
             Clean::Detach(generation) => {
-                self.detach(&entry.volume, generation).await?;
+                warn!(volume = entry.volume, %generation, "a device that nobody knows is taken away");
+                let images = BTreeSet::from([entry.image.clone()]);
+                let devices = self.devices(&entry.volume, images).await?.unwrap_or_default();
+                let of_grant = devices.into_iter().filter(|(_, of)| *of == generation);
+                self.detach(&entry.volume, of_grant.map(|(device, _)| device).collect()).await?;
                 Ok(false)
             }
             // The journal is tidied in every round.
@@ -221,30 +238,41 @@ impl Round {
         let journal = self.volumes.load(&entry.volume)?;
         let grants = journal.iter().flat_map(|journal| &journal.pods);
         let journal = grants.filter_map(|pod| pod.entry.as_ref()).map(|entry| entry.generation);
-        let volume = entry.volume.clone();
-        let tag = Tag::new(&self.agent(), &volume, Generation::default());
-        let listed =
-            self.volumes.blocking(&volume, "look for devices", move || Ok(every_device(&tag).ok()));
+        let images = BTreeSet::from([entry.image.clone()]);
+        let devices = self.devices(&entry.volume, images).await?;
         Ok(Left {
-            devices: listed.await?.map(|devices| devices.into_iter().map(|(_, it)| it).collect()),
+            devices: devices.map(|devices| devices.into_iter().map(|(_, it)| it).collect()),
             journal: journal.max(),
-            record: Some(api.attachment(&volume).await?),
+            record: Some(api.attachment(&entry.volume).await?),
         })
     }
 
-    /// A device that no journal knows: cut off, unmounted, taken away.
-    async fn detach(&self, volume: &str, generation: Generation) -> Result<(), VolumeError> {
-        let tag = Tag::new(&self.agent(), volume, generation);
-        warn!(volume, %generation, "a device that nobody knows is taken away");
+    /// The devices of a volume, also where no journal knows of them. `None` while one that does not
+    /// answer may be among them.
+    async fn devices(
+        &self,
+        volume: &str,
+        images: BTreeSet<String>,
+    ) -> Result<Option<Vec<(loops::Device, Generation)>>, VolumeError> {
+        let tag = Tag::new(&self.agent(), volume, Generation::default());
+        let files = Files::of(&self.volumes.places, volume, images)?;
+        let list = move || Ok(every_device(&tag, &files)?);
+        match self.volumes.observe(volume, "look for devices", list).await {
+            Err(why) if why.is_silence() => Ok(None),
+            listed => listed.map(Some),
+        }
+    }
+
+    /// Devices that no journal knows: cut off, unmounted, taken away.
+    async fn detach(&self, volume: &str, devices: Vec<loops::Device>) -> Result<(), VolumeError> {
         let take_away = move || {
-            let devices = every_device(&tag)?;
-            for (device, _) in devices.iter().filter(|(_, of)| *of == generation) {
-                loops::cut(device).map_err(super::storage::StorageError::from)?;
+            for device in &devices {
+                loops::cut(device).map_err(StorageError::from)?;
                 let number = format!("7:{}", device.number);
                 for mount in kernel::mounts()?.iter().filter(|mount| mount.device == number) {
                     kernel::unmount_all(&mount.point, true)?;
                 }
-                loops::detach(device).map_err(super::storage::StorageError::from)?;
+                loops::detach(device).map_err(StorageError::from)?;
             }
             Ok(())
         };
@@ -267,21 +295,18 @@ impl Round {
         }
         let node_uid = self.volumes.node_uid(api).await?;
         let own = self.volumes.own(&node_uid);
-        for volume in &suspects {
-            self.take_stray(api, volume, &own).await?;
-        }
-        Ok(())
+        let taken = suspects.iter().map(|volume| self.take_stray(api, volume, &own));
+        all_done(side_by_side(taken).await)
     }
 
     async fn take_stray(&self, api: &Cluster, volume: &str, own: &Own) -> Result<(), VolumeError> {
-        let lock = self.volumes.lock(volume);
-        let _held = lock.lock().await;
+        let _held = self.volumes.lock_soon(volume).await?;
         let journal = self.volumes.load(volume)?;
-        let tag = Tag::new(&self.agent(), volume, Generation::default());
-        let listed =
-            self.volumes.blocking(volume, "look for devices", move || Ok(every_device(&tag).ok()));
-        let device = listed.await?.map(|devices| !devices.is_empty());
         let Some(record) = api.attachment(volume).await? else { return Ok(()) };
+        let ours = record.entries.iter().filter(|entry| entry.node == own.node);
+        let images = ours.map(|entry| entry.image.clone()).collect();
+        let devices = self.devices(volume, images).await?;
+        let device = devices.map(|devices| !devices.is_empty());
         let is_ours = |entry: &&_| is_stray(entry, own, journal.as_ref(), device);
         let Some(stray) = record.entries.iter().find(is_ours) else { return Ok(()) };
         if let Some(change) = record.without(&stray.key())
@@ -291,6 +316,12 @@ impl Round {
         }
         Ok(())
     }
+}
+
+/// The first that went wrong, after all had their turn. Whoever meets somebody at work is not wrong.
+fn all_done(each: Vec<Result<(), VolumeError>>) -> Result<(), VolumeError> {
+    let is_wrong = |done: &Result<(), VolumeError>| !matches!(done, Err(VolumeError::Busy));
+    each.into_iter().filter(is_wrong).fold(Ok(()), Result::and)
 }
 
 /// Volumes with a write of ours to their record that was not answered, and since when.

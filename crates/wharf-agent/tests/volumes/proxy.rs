@@ -51,9 +51,14 @@ impl BlockServer {
 
     /// A volume on a new image of 64 MiB.
     pub fn volume(&self, world: &World, name: &str, image: &str) {
-        let mut server = Control::connect(&self.address, DEADLINE).unwrap();
-        server.create(&ImageName::new(image).unwrap(), 64 << 20).unwrap();
+        self.image(image, 64);
         world.volume_of("net", name, image);
+    }
+
+    /// A new image of so many MiB.
+    pub fn image(&self, name: &str, size: u64) {
+        let mut server = Control::connect(&self.address, DEADLINE).unwrap();
+        server.create(&ImageName::new(name).unwrap(), size << 20).unwrap();
     }
 }
 

@@ -33,6 +33,9 @@ pub struct GarbageEntry {
     pub boot_id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// By it a device that does not answer is told from others. Empty where nobody said it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub image: String,
     pub mount_dir: String,
     pub since: Timestamp,
     pub reason: String,
@@ -45,6 +48,7 @@ impl GarbageEntry {
             generation: entry.generation,
             boot_id: entry.boot_id.clone(),
             device: entry.device.clone(),
+            image: entry.image.clone(),
             mount_dir: entry.mount_dir.clone(),
             since,
             reason,
@@ -63,7 +67,8 @@ impl GarbageEntry {
 /// What the node says about one thing on its list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Left {
-    /// The generations of this volume's devices, by their tags. `None` when sysfs cannot be read.
+    /// The generations of this volume's devices, by their tags. `None` when sysfs cannot be read, or one
+    /// that does not answer may be of this volume.
     pub devices: Option<Vec<Generation>>,
     /// The generation that the journal of this volume has.
     pub journal: Option<Generation>,

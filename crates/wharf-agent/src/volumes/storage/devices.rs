@@ -1,17 +1,17 @@
 //! Loop devices of volumes: found again by their tags.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs::File,
     os::unix::ffi::OsStrExt,
-    path::{Component, Path},
+    path::{Component, Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
 use wharf_block::loops::{self, Observed};
 use wharf_core::volume::record::Generation;
 
-use super::{Device, Result, StorageError, Tag, Use};
+use super::{Device, Places, Result, StorageError, Tag, Use, loopfile, proxy, rbd};
 
 /// Those that were seen last, by tag: looking at one is cheaper than at all of the machine.
 #[derive(Debug, Clone, Default)]
@@ -71,18 +71,50 @@ impl Hints {
                 Some(_) | None => self.forget(&hint.tag),
             }
         }
-        listed(&tag, file)
+        listed(&tag, |shown| may_be(shown, file))
     }
 }
 
-/// All devices of a boot and volume, where nobody knows of which file they are.
-pub fn every_device(tag: &Tag) -> Result<Vec<(loops::Device, Generation)>> {
-    listed(tag, Path::new(""))
+/// What the devices of a volume may be made of, where nobody knows its backend.
+pub struct Files {
+    /// Of its own processes.
+    own: [PathBuf; 2],
+    /// The names of its images; an empty one may be any.
+    images: BTreeSet<String>,
 }
 
-/// All devices of a boot and volume, with their grants. One of the file that does not answer may be
-/// among them.
-fn listed(tag: &Tag, file: &Path) -> Result<Vec<(loops::Device, Generation)>> {
+impl Files {
+    pub fn of(places: &Places, volume: &str, images: BTreeSet<String>) -> Result<Self> {
+        Ok(Self { own: [proxy::disk_of(places, volume)?, rbd::disk_of(places, volume)?], images })
+    }
+
+    fn may_be(&self, shown: &Path) -> bool {
+        let is_own = self.own.iter().any(|file| may_be(shown, file));
+        is_own || self.images.iter().any(|image| may_be_image(shown, image))
+    }
+}
+
+fn may_be_image(shown: &Path, image: &str) -> bool {
+    if !image.is_empty() {
+        return may_be(shown, &loopfile::name_of(image));
+    }
+    plain(shown).is_none_or(|shown| match shown.extension() {
+        Some(ending) => ending == loopfile::ENDING,
+        None => shown.file_name().is_none(),
+    })
+}
+
+/// All devices of a boot and volume, whatever its backend.
+pub fn every_device(tag: &Tag, files: &Files) -> Result<Vec<(loops::Device, Generation)>> {
+    listed(tag, |shown| files.may_be(shown))
+}
+
+/// All devices of a boot and volume, with their grants. One that does not answer may be among them, if
+/// it may be of the volume's file.
+fn listed(
+    tag: &Tag,
+    may_be_it: impl Fn(&Path) -> bool,
+) -> Result<Vec<(loops::Device, Generation)>> {
     let mut found = Vec::new();
     let mut silent = false;
     for observed in loops::list()? {
@@ -91,24 +123,30 @@ fn listed(tag: &Tag, file: &Path) -> Result<Vec<(loops::Device, Generation)>> {
                 let generation = tag.generation_in(&device.tag);
                 found.extend(generation.map(|generation| (device, generation)));
             }
-            Observed::Silent { file: shown, .. } => silent |= may_be(&shown, file),
+            Observed::Silent { file: shown, .. } => silent |= may_be_it(&shown),
         }
     }
     if silent && found.is_empty() { Err(StorageError::Silent) } else { Ok(found) }
 }
 
 /// Whether a path that the kernel shows may be that of the file, of which at least the end is known.
-/// The kernel's begins later when its file system is unmounted, and the end is lost only where a file
-/// of NFS is removed while it is in use.
+/// The kernel's begins later when its file system is unmounted.
 fn may_be(shown: &Path, file: &Path) -> bool {
-    let Some(shown) = shown.to_str() else { return true };
-    let shown = Path::new(shown.strip_suffix(" (deleted)").unwrap_or(shown));
-    let is_renamed = shown.file_name().is_some_and(|name| name.as_bytes().starts_with(b".nfs"));
+    let Some(shown) = plain(shown) else { return true };
     let parts = |path: &'_ Path| -> Vec<_> {
         let named = path.components().filter(|part| matches!(part, Component::Normal(_)));
         named.map(|part| part.as_os_str().to_owned()).rev().collect()
     };
-    is_renamed || parts(shown).iter().zip(&parts(file)).all(|(one, other)| one == other)
+    parts(shown).iter().zip(&parts(file)).all(|(one, other)| one == other)
+}
+
+/// The path without what the kernel adds to it. `None` when its end says nothing: it is lost only where
+/// a file of NFS is removed while it is in use.
+fn plain(shown: &Path) -> Option<&Path> {
+    let shown = shown.to_str()?;
+    let shown = Path::new(shown.strip_suffix(" (deleted)").unwrap_or(shown));
+    let is_renamed = shown.file_name().is_some_and(|name| name.as_bytes().starts_with(b".nfs"));
+    (!is_renamed).then_some(shown)
 }
 
 pub fn shown(device: &loops::Device, generation: Generation) -> Device {
@@ -135,9 +173,32 @@ mod tests {
         }
         for other in ["/state/rbd/pv-2/disk", "/n1/state/proxies/pv-1/mnt/disk", "/data/one.img"] {
             assert!(!may_be(Path::new(other), ours), "{other}");
-            assert!(may_be(Path::new(other), Path::new("")), "{other}");
         }
         assert!(may_be(Path::new("/mnt/nfs/one.img"), Path::new("one.img")));
         assert!(!may_be(Path::new("/mnt/nfs/another-one.img"), Path::new("one.img")));
+    }
+
+    #[test]
+    fn of_a_volume_without_a_journal_only_what_may_be_its_own_device_is_feared() {
+        let places = Places::of_guard("/no/state".into(), "/no/kubelet".into());
+        let of = |image: &str| Files::of(&places, "pv-1", [image.to_owned()].into()).unwrap();
+        for (shown, by_image, by_any) in [
+            ("/no/state/proxies/pv-1/mnt/disk", true, true),
+            ("/no/state/rbd/pv-1/disk", true, true),
+            ("/srv/shared/one.img", true, true),
+            ("/srv/shared/one.img (deleted)", true, true),
+            ("/srv/shared/.nfs0000001", true, true),
+            ("/disk", true, true),
+            ("/", true, true),
+            ("/srv/shared/two.img", false, true),
+            ("/no/state/proxies/pv-2/mnt/disk", false, false),
+            ("/no/state/rbd/pv-2/disk", false, false),
+            ("/other/state/rbd/pv-1/disk", false, false),
+            ("/var/lib/snapd/snaps/core_1.snap", false, false),
+            ("/var/lib/docker/devicemapper/data", false, false),
+        ] {
+            assert_eq!(of("one").may_be(Path::new(shown)), by_image, "{shown}");
+            assert_eq!(of("").may_be(Path::new(shown)), by_any, "{shown}");
+        }
     }
 }

@@ -17,6 +17,14 @@ use wharf_core::volume::record::{Entry, Generation};
 use super::{Device, Hints, Result, Storage, StorageError, Use, below, devices::shown, parameter};
 use crate::host::files;
 
+/// Of every image.
+pub const ENDING: &str = "img";
+
+/// What is sure of an image's path: directories may be links.
+pub fn name_of(image: &str) -> PathBuf {
+    PathBuf::from(image).with_added_extension(ENDING)
+}
+
 pub struct Loopfile {
     directory: PathBuf,
     hints: Hints,
@@ -36,12 +44,7 @@ impl Loopfile {
     }
 
     fn image(&self, image: &str) -> Result<PathBuf> {
-        Ok(below(&self.directory, image)?.with_added_extension("img"))
-    }
-
-    /// What is sure of its path: directories may be links.
-    fn name(&self, image: &str) -> Result<PathBuf> {
-        Ok(self.image(image)?.file_name().unwrap_or_default().into())
+        Ok(below(&self.directory, image)?.with_added_extension(ENDING))
     }
 
     fn note_path(&self, image: &str) -> Result<PathBuf> {
@@ -62,7 +65,7 @@ impl Loopfile {
 
 impl Storage for Loopfile {
     fn find(&self, volume: &Use) -> Result<Option<Device>> {
-        let found = self.hints.find(volume, &self.name(&volume.image)?)?;
+        let found = self.hints.find(volume, &name_of(&volume.image))?;
         Ok(found.map(|(device, generation)| shown(&device, generation)))
     }
 
@@ -81,14 +84,14 @@ impl Storage for Loopfile {
     }
 
     fn unmap(&self, volume: &Use, device: &Device) -> Result<()> {
-        match self.hints.at(volume, &self.name(&volume.image)?, &device.path)? {
+        match self.hints.at(volume, &name_of(&volume.image), &device.path)? {
             Some(device) => self.hints.detach(&device),
             None => Ok(()),
         }
     }
 
     fn cut(&self, volume: &Use, device: Option<&Device>) -> Result<()> {
-        let name = self.name(&volume.image)?;
+        let name = name_of(&volume.image);
         let found = device.map(|device| self.hints.at(volume, &name, &device.path)).transpose()?;
         let Some(device) = found.flatten() else { return Ok(()) };
         match shutdown::shut_down(&volume.staging) {
@@ -131,7 +134,7 @@ impl Storage for Loopfile {
     }
 
     fn refresh(&self, volume: &Use, device: &Device) -> Result<()> {
-        match self.hints.at(volume, &self.name(&volume.image)?, &device.path)? {
+        match self.hints.at(volume, &name_of(&volume.image), &device.path)? {
             Some(device) => Ok(loops::grow(&device)?),
             None => Ok(()),
         }

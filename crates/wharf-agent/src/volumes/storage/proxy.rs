@@ -14,15 +14,23 @@ use wharf_core::volume::record::{Entry, Generation};
 
 use super::{
     Device, Hints, Places, Result, Storage, StorageError, Use, below, devices::shown, parameter,
+    runs,
 };
 
 /// For one question to the block server. Shutting others out waits for what they have under way.
 const ANSWER: Duration = Duration::from_secs(20);
+/// Below the state directory.
+const RUNS: &str = "proxies";
+
+/// What the device of a volume is made of here.
+pub fn disk_of(places: &Places, volume: &str) -> Result<PathBuf> {
+    Ok(proxy::disk(&below(&runs(places, RUNS), volume)?))
+}
 
 pub struct Proxy {
     address: String,
     dead_after: Duration,
-    runs: PathBuf,
+    places: Places,
     program: PathBuf,
     hints: Hints,
 }
@@ -39,7 +47,7 @@ impl Proxy {
         Ok(Self {
             address: parameter(parameters, "server")?,
             dead_after: seconds.map_or(DEFAULT_DEAD_AFTER, Duration::from_secs),
-            runs: places.state_dir.join("proxies"),
+            places: places.clone(),
             program: places
                 .beside("wharf-block")
                 .map_err(|source| StorageError::io("find wharf-block", source))?,
@@ -48,9 +56,7 @@ impl Proxy {
     }
 
     fn run_dir(&self, volume: &Use) -> Result<PathBuf> {
-        // The kernel shows real paths.
-        let runs = self.runs.canonicalize().unwrap_or_else(|_| self.runs.clone());
-        below(&runs, &volume.volume)
+        below(&runs(&self.places, RUNS), &volume.volume)
     }
 
     fn ask(&self) -> Result<Control> {

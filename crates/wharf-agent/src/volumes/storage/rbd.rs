@@ -13,6 +13,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::OpenOptions,
     io,
+    path::PathBuf,
     time::Duration,
 };
 
@@ -28,12 +29,15 @@ use wharf_core::{
 
 use super::{
     Device, Hints, Places, Result, Storage, StorageError, Use, below, check_image, devices::shown,
+    runs,
 };
 use client::{Client, Ended, Note};
 use cluster::Cluster;
 
 /// A client that leaves says so; a cluster that does not answer by then hears it another way.
 const GOOD_BYE: Duration = Duration::from_secs(5);
+/// Below the state directory.
+const RUNS: &str = "rbd";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -71,6 +75,15 @@ pub enum Error {
     },
 }
 
+/// What the device of a volume is made of here.
+pub fn disk_of(places: &Places, volume: &str) -> Result<PathBuf> {
+    Ok(client(places, volume)?.disk())
+}
+
+fn client(places: &Places, volume: &str) -> Result<Client> {
+    Ok(Client::new(below(&runs(places, RUNS), volume)?))
+}
+
 pub struct Rbd {
     parameters: Parameters,
     places: Places,
@@ -92,10 +105,7 @@ impl Rbd {
     }
 
     fn client(&self, volume: &Use) -> Result<Client> {
-        let runs = self.places.state_dir.join("rbd");
-        // The kernel shows real paths, and so does the client.
-        let runs = runs.canonicalize().unwrap_or(runs);
-        Ok(Client::new(below(&runs, &volume.volume)?))
+        client(&self.places, &volume.volume)
     }
 
     /// Starts the client of a volume that is written to, and says who it is. Nobody uses it yet.
@@ -199,7 +209,7 @@ impl Storage for Rbd {
 
     fn map(&self, volume: &Use) -> Result<Device> {
         check_image(&volume.image)?;
-        std::fs::create_dir_all(self.places.state_dir.join("rbd"))
+        std::fs::create_dir_all(self.places.state_dir.join(RUNS))
             .map_err(|source| StorageError::io("make a directory for clients", source))?;
         let client = self.client(volume)?;
         self.begin(volume, &client).inspect_err(|_| {

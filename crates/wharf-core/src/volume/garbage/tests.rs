@@ -73,11 +73,15 @@ fn after_a_boot_or_on_another_machine_of_the_same_name_nothing_of_it_can_be_left
 
 #[test]
 fn the_list_is_that_of_the_resource() {
-    let entry = Entry { device: Some("/dev/loop0".to_owned()), ..entry(4) };
+    let image = "one".to_owned();
+    let entry = Entry { device: Some("/dev/loop0".to_owned()), image, ..entry(4) };
     let json =
         serde_json::to_value(GarbageEntry::new("pv", &entry, at(0), "x".to_owned())).unwrap();
     let names: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(names, ["bootID", "device", "generation", "mountDir", "reason", "since", "volume"]);
+    assert_eq!(
+        names,
+        ["bootID", "device", "generation", "image", "mountDir", "reason", "since", "volume"]
+    );
 }
 
 #[test]

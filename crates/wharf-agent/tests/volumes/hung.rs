@@ -1,0 +1,151 @@
+//! Storage that has just died, or is merely slow: who waits for it, and what becomes of others.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use wharf_testbed::devices::processes;
+
+use crate::{
+    common::kubectl,
+    proxy::BlockServer,
+    world::{Pod, World, is_mounted},
+};
+
+/// Far less than a step may take (95 s), and more than it takes others who do not wait for one.
+const WITHOUT_WAITING: Duration = Duration::from_secs(70);
+/// The smallest that is large enough for xfs, of which nothing is kept in memory for us.
+const MIB: u64 = 320;
+
+fn xfs(world: &World, cluster: &str, name: &str) {
+    let options = json!({ "storageCluster": cluster, "image": name });
+    let source = json!({ "driver": "wharf.dev/volume", "fsType": "xfs", "options": options });
+    world.volume(name, name, &json!({ "flexVolume": source }));
+}
+
+fn mount_xfs(world: &World, cluster: &str, pod: &Pod, name: &str) {
+    let more = json!({ "storageCluster": cluster, "kubernetes.io/fsType": "xfs" });
+    assert_eq!(world.mount_with(pod, name, name, &more), Ok(()));
+}
+
+/// How large the file system there is.
+fn size(dir: &Path) -> u64 {
+    let found = rustix::fs::statvfs(dir).unwrap();
+    found.f_blocks * found.f_frsize
+}
+
+/// A process that does not go on until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(process: Pid) -> Self {
+        kill_process(process, Signal::STOP).unwrap();
+        Self(process)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ended = kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// A file system that takes no change until this is dropped.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn new(dir: &Path) -> Self {
+        assert!(Command::new("fsfreeze").arg("-f").arg(dir).status().unwrap().success());
+        Self(dir.to_owned())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _thawed = Command::new("fsfreeze").arg("-u").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_look_at_storage_that_just_died_ends_soon_and_loses_nothing() {
+    let world = World::new();
+    let server = BlockServer::start(&world);
+    server.image("pv-1", MIB);
+    xfs(&world, "net", "pv-1");
+    world.image("pv-2", MIB);
+    xfs(&world, "main", "pv-2");
+    let (hung, well) = (world.pod("a"), world.pod("b"));
+    let before = world.leftovers();
+    mount_xfs(&world, "net", &hung, "pv-1");
+    mount_xfs(&world, "main", &well, "pv-2");
+    let file = world.dir_of(&hung, "pv-1").join("file");
+    fs::write(&file, "not stored yet").unwrap();
+    let worker = processes(&world.path("state").display().to_string(), &["\0work\0"]);
+    let stopped = Stopped::new(worker[0]);
+    // What is remembered of the device would be read without it.
+    fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+
+    let begun = Instant::now();
+    world.image_grows("pv-2", MIB + 80);
+    world.patch("pv", "pv-2", &json!({ "spec": { "capacity": { "storage": "400Mi" } } }));
+    let there = world.dir_of(&well, "pv-2");
+    world.wait_until("the other volume to grow", |_| size(&there) > MIB << 20);
+    assert!(begun.elapsed() < WITHOUT_WAITING, "it waited {:?}", begun.elapsed());
+    world.wait_until("the look to be given up", |world| world.agent.fault("sizes").is_some());
+    let told = world.agent.fault("sizes").unwrap();
+    assert!(told.contains("see how large it is"), "{told}");
+    let begun = Instant::now();
+    let refused = world.unmount(&hung, "pv-1").unwrap_err();
+    assert!(refused.contains("has not come back for"), "{refused}");
+    assert!(begun.elapsed() < WITHOUT_WAITING, "it waited {:?}", begun.elapsed());
+
+    // It was only slow.
+    drop(stopped);
+    world.wait_until("the unmount", |world| world.unmount(&hung, "pv-1").is_ok());
+    mount_xfs(&world, "net", &hung, "pv-1");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "not stored yet");
+    for (pod, volume) in [(&hung, "pv-1"), (&well, "pv-2")] {
+        assert_eq!(world.unmount(pod, volume), Ok(()));
+    }
+    assert_eq!(world.leftovers(), before);
+}
+
+/// The storage cluster is deleted while somebody hangs in one of its volumes, whom nothing sets free.
+#[test]
+fn a_volume_in_which_somebody_hangs_keeps_no_other_of_its_cluster() {
+    let world = World::new();
+    world.image("pv-1", MIB);
+    xfs(&world, "main", "pv-1");
+    world.image("two", 64);
+    world.volume("pv-2", "two", &json!({}));
+    let (hung, well) = (world.pod("a"), world.pod("b"));
+    let before = world.leftovers();
+    mount_xfs(&world, "main", &hung, "pv-1");
+    assert_eq!(world.mount(&well, "pv-2", "two"), Ok(()));
+    let frozen = Frozen::new(&world.dir_of(&hung, "pv-1"));
+    world.image_grows("pv-1", MIB + 80);
+    world.patch("pv", "pv-1", &json!({ "spec": { "capacity": { "storage": "400Mi" } } }));
+    let place = world.path("kubelet").display().to_string();
+    world.wait_until("the growth to hang", |_| !processes(&place, &["xfs_growfs"]).is_empty());
+
+    let begun = Instant::now();
+    let delete = ["delete", "storagecluster", "main", "--wait=false"];
+    kubectl(&world.server, &delete, &Value::Null);
+    world.wait_until("the other volume to leave", |world| {
+        world.release();
+        !is_mounted(&world.dir_of(&well, "pv-2")) && world.record("pv-2").is_none()
+    });
+    assert!(begun.elapsed() < WITHOUT_WAITING, "it waited {:?}", begun.elapsed());
+    assert!(world.record("pv-1").is_some(), "whoever hangs there has not come back");
+
+    drop(frozen);
+    world.wait_until("all of it to leave", |world| {
+        world.release();
+        world.leftovers() == before && world.record("pv-1").is_none()
+    });
+}
