@@ -13,6 +13,9 @@ use super::root::Root;
 /// One line of mountinfo, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mount {
+    pub id: u64,
+    /// On which mount it lies.
+    pub parent: u64,
     pub point: PathBuf,
     pub kind: String,
     /// As `major:minor`.
@@ -31,18 +34,26 @@ pub(crate) fn of_process(root: &Root, process: &str) -> io::Result<Vec<Mount>> {
     fs::read(root.path(&format!("/proc/{process}/mountinfo"))).map(|text| parse(&text))
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`: device, root and place are the
-/// third, fourth and fifth word, the kind comes after the lone dash.
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`: number, parent, device, root and
+/// place are the first five words, the kind comes after the lone dash.
 fn parse(text: &[u8]) -> Vec<Mount> {
     let parse_line = |line: &[u8]| {
         let mut words = line.split(|byte| *byte == b' ');
         let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
         let path = |word: &[u8]| std::ffi::OsString::from_vec(unescape(word)).into();
-        let device = text(words.nth(2)?);
+        let (id, parent) = (text(words.next()?), text(words.next()?));
+        let device = text(words.next()?);
         let root = path(words.next()?);
         let point = path(words.next()?);
         let kind = text(words.skip_while(|word| *word != b"-").nth(1)?);
-        Some(Mount { point, kind, device, root })
+        Some(Mount {
+            id: id.parse().ok()?,
+            parent: parent.parse().ok()?,
+            point,
+            kind,
+            device,
+            root,
+        })
     };
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -152,13 +163,15 @@ mod tests {
         let text = b"22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
             90 22 0:50 / /run/wharf/a\\040b rw - overlay overlay rw\n";
         let mounts = parse(text);
-        let mount = |device: &str, point: &str, kind: &str| Mount {
+        let mount = |id, parent, device: &str, point: &str, kind: &str| Mount {
+            id,
+            parent,
             point: point.into(),
             kind: kind.to_owned(),
             device: device.to_owned(),
             root: "/".into(),
         };
-        assert_eq!(mounts[0], mount("8:1", "/", "ext4"));
-        assert_eq!(mounts[1], mount("0:50", "/run/wharf/a b", "overlay"));
+        assert_eq!(mounts[0], mount(22, 1, "8:1", "/", "ext4"));
+        assert_eq!(mounts[1], mount(90, 22, "0:50", "/run/wharf/a b", "overlay"));
     }
 }

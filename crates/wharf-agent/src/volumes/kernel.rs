@@ -1,9 +1,10 @@
 //! Mounts and file systems of volumes. Everything here may block.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -97,30 +98,82 @@ pub fn end_users(staging: &Path) -> Result<()> {
     Err(KernelError::call(what(), io::Error::from(io::ErrorKind::TimedOut)))
 }
 
-/// The processes with other mounts than ours, among which is the staged one. What cannot be looked at
-/// has ended meanwhile.
+/// The processes with other mounts than ours that use the staged one. What cannot be looked at has
+/// ended meanwhile.
 fn users(staged: &Mount) -> Vec<Pid> {
     let machine = Root::machine();
     let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
     let ours = namespace(Path::new("/proc/self"));
+    let our_mounts = mounts().unwrap_or_default();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut judged = std::collections::BTreeMap::new();
+    let mut judged = BTreeMap::new();
     let mut is_user = |process: &fs::DirEntry| {
         let Some(other) = namespace(&process.path()).filter(|other| Some(other) != ours.as_ref())
         else {
             return false;
         };
-        *judged.entry(other).or_insert_with(|| {
+        let judged = judged.entry(other).or_insert_with(|| {
             let name = process.file_name();
-            let mounts = mounts::of_process(&machine, &name.to_string_lossy()).unwrap_or_default();
-            let is_it = |mount: &Mount| mount.device == staged.device && mount.root == staged.root;
-            // Another agent of ours has it mounted at the same place; a container has not.
-            mounts.iter().any(is_it) && !mounts.iter().any(|mount| mount.point == staged.point)
-        })
+            let theirs = mounts::of_process(&machine, &name.to_string_lossy()).unwrap_or_default();
+            decide_view(staged, &our_mounts, &theirs)
+        });
+        match judged {
+            View::Without => false,
+            View::Uses => true,
+            View::SeesOurs(ids) => has_open(&process.path(), ids),
+        }
     };
     let users =
         processes.filter(|process| number(process).is_some()).filter(|process| is_user(process));
     users.filter_map(|process| number(&process)).collect()
+}
+
+/// How somebody with mounts of its own sees the staged directory.
+#[derive(Debug, PartialEq, Eq)]
+enum View {
+    /// Not at all, or as another agent of ours does: mounted at the same place.
+    Without,
+    /// It was given to it.
+    Uses,
+    /// Only by looking into our own mounts, these of its: it has all of the host's files, or kubelet's
+    /// directory. It is as a program of the host, and uses what it has open.
+    SeesOurs(BTreeSet<u64>),
+}
+
+/// A mount that was copied with what lies above it is still mounted on the same directory as ours. What
+/// a container was given is mounted on a directory of the container.
+fn decide_view(staged: &Mount, ours: &[Mount], theirs: &[Mount]) -> View {
+    // A container may be given a directory of the volume alone (`subPath`).
+    let is_it =
+        |mount: &&Mount| mount.device == staged.device && mount.root.starts_with(&staged.root);
+    let found: Vec<&Mount> = theirs.iter().filter(is_it).collect();
+    if found.is_empty() || found.iter().any(|mount| mount.point == staged.point) {
+        return View::Without;
+    }
+    let seats: Vec<_> = ours.iter().filter(is_it).filter_map(|it| seat(it, ours)).collect();
+    let is_copy = |mount: &&Mount| seat(mount, theirs).is_some_and(|seat| seats.contains(&seat));
+    if found.iter().all(is_copy) {
+        return View::SeesOurs(found.iter().map(|mount| mount.id).collect());
+    }
+    View::Uses
+}
+
+/// The directory on which it is mounted: its file system, and its place there.
+fn seat<'a>(mount: &Mount, all: &'a [Mount]) -> Option<(&'a str, PathBuf)> {
+    let parent = all.iter().find(|one| one.id == mount.parent)?;
+    let below = mount.point.strip_prefix(&parent.point).ok()?;
+    Some((&parent.device, parent.root.join(below)))
+}
+
+/// Whether a process has a file open on one of these mounts.
+fn has_open(process: &Path, mounts: &BTreeSet<u64>) -> bool {
+    let files = fs::read_dir(process.join("fdinfo")).into_iter().flatten().flatten();
+    let mount_of = |file: fs::DirEntry| {
+        let text = fs::read_to_string(file.path()).ok()?;
+        let number = text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?;
+        number.trim().parse::<u64>().ok()
+    };
+    files.filter_map(mount_of).any(|mount| mounts.contains(&mount))
 }
 
 fn number(process: &fs::DirEntry) -> Option<Pid> {
@@ -356,6 +409,78 @@ pub fn remove_point(at: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const STAGED: &str = "/k/plugins/mounts/pv";
+    const POD: &str = "/k/pods/u/volumes/pv";
+
+    fn mount(id: u64, parent: u64, device: &str, root: &str, point: &str) -> Mount {
+        let kind = "ext4".to_owned();
+        Mount {
+            id,
+            parent,
+            point: point.into(),
+            kind,
+            device: device.to_owned(),
+            root: root.into(),
+        }
+    }
+
+    #[test]
+    fn who_sees_a_volume_by_looking_at_the_host_is_no_container_that_was_given_it() {
+        let staged = mount(3, 2, "8:9", "/all", STAGED);
+        let host = [
+            mount(1, 0, "8:1", "/", "/"),
+            mount(2, 1, "8:2", "/disk", "/k"),
+            staged.clone(),
+            mount(4, 2, "8:9", "/all", POD),
+        ];
+        let below = |top: &str, path: &str| format!("{top}{path}");
+        let container = mount(50, 40, "0:77", "/", "/");
+        let given = mount(60, 50, "8:9", "/all", "/data");
+        // All of the host's files, as those have who measure it.
+        let all = |top: &str| {
+            vec![
+                container.clone(),
+                mount(51, 50, "8:1", "/", top),
+                mount(52, 51, "8:2", "/disk", &below(top, "/k")),
+                mount(53, 52, "8:9", "/all", &below(top, STAGED)),
+                mount(54, 52, "8:9", "/all", &below(top, POD)),
+            ]
+        };
+        let of_host = View::SeesOurs([53, 54].into());
+        assert_eq!(decide_view(&staged, &host, &all("/host")), of_host);
+        // The directories of pods, at the same place, as drivers of other storage have them.
+        let pods = [
+            container.clone(),
+            mount(51, 50, "8:2", "/disk/pods", "/k/pods"),
+            mount(52, 51, "8:9", "/all", POD),
+        ];
+        assert_eq!(decide_view(&staged, &host, &pods), View::SeesOurs([52].into()));
+        // One that was given it uses it, whatever else it sees.
+        let both = [all("/host"), vec![given.clone()]].concat();
+        let part = mount(60, 50, "8:9", "/all/part", "/data");
+        for theirs in [vec![container.clone(), given.clone()], vec![container.clone(), part], both]
+        {
+            assert_eq!(decide_view(&staged, &host, &theirs), View::Uses);
+        }
+        // The same path is not the same directory.
+        let alike = mount(61, 50, "8:9", "/all", &below("/host", STAGED));
+        assert_eq!(decide_view(&staged, &host, &[container.clone(), alike]), View::Uses);
+        // What it lies on cannot be seen.
+        assert_eq!(decide_view(&staged, &host, &[given]), View::Uses);
+        let other = mount(62, 50, "8:9", "/other", "/data");
+        assert_eq!(decide_view(&staged, &host, &[container, other]), View::Without);
+        assert_eq!(decide_view(&staged, &host, &host), View::Without, "another agent");
+    }
+
+    #[test]
+    fn what_a_process_has_open_is_told_by_its_mount() {
+        let this = Path::new("/proc/self");
+        let proc = BTreeSet::from([mounts::id(this).unwrap()]);
+        let before = has_open(this, &BTreeSet::from([u64::MAX]));
+        let _open = File::open("/proc/self/status").unwrap();
+        assert!(!before && has_open(this, &proc));
+    }
 
     #[test]
     fn file_systems_are_known_by_their_magic_and_what_is_foreign_is_named() {
