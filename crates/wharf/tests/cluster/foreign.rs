@@ -49,6 +49,8 @@ fn agents_of_an_image_serve_volumes_on_a_cluster_that_was_imported() {
     trial.start_a_writer();
     trial.a_volume_goes_on_while_the_agents_pod_is_replaced();
     trial.it_goes_on_while_the_agent_is_upgraded(&archive);
+    trial.it_goes_on_while_its_node_is_not_meant();
+    trial.it_comes_back_with_its_machine();
     trial.agents_are_not_removed_while_volumes_are_in_use();
     trial.stop_the_writer();
     trial.a_removal_leaves_nothing();
@@ -170,11 +172,10 @@ Type=notify
 ExecStart=/opt/wharf/bin/wharf agent --config /etc/pod-network.toml
 Restart=always
 EOF
-                systemctl daemon-reload && systemctl start pod-network
-                # Machines of this bed have no way outside; others reach Services by theirs.
-                ip route add 10.43.0.0/16 dev host0"
+                systemctl daemon-reload"
             );
             self.bed.host(node).run(&["sh", "-ec", &script]).unwrap();
+            self.start_network(node);
         }
         wait_for("what agents had to be gone", DEADLINE, || {
             let left = self.kubectl(&["get", "crd,namespace,clusterrole,csidriver", "-o", "name"]);
@@ -185,6 +186,12 @@ EOF
             Ok((nodes_ready(self.bed, NAME) == NODES.len()).then_some(()))
         })
         .unwrap();
+    }
+
+    fn start_network(&self, node: &str) {
+        // Machines of this bed have no way outside; others reach Services by theirs.
+        let script = "systemctl start pod-network && ip route add 10.43.0.0/16 dev host0";
+        self.bed.host(node).run(&["sh", "-c", script]).unwrap();
     }
 
     /// As a person would who has no registry, on the nodes that are meant.
@@ -249,8 +256,9 @@ EOF
     /// It writes to a volume of a shared directory and to one of a block server, and ends when it
     /// cannot.
     fn start_a_writer(&self) {
-        let script = "i=0; while :; do echo $i >>/data/log && echo $i >>/net/log && sync || exit 1; \
-                      i=$((i+1)); sleep 0.2; done";
+        let script = "touch /data/log /net/log; while sleep 0.2; do for at in /data /net; do \
+                      wc -l <$at/log >$at/count && cat $at/count >>$at/log || exit 1; done; \
+                      sync && cat /data/count >/tmp/synced; done";
         let server = format!("{}:10809", self.bed.host(CHOSEN[1]).address());
         let serve = format!(
             "mkdir {BLOCKS} && systemd-run --unit=blocks /opt/wharf-agent/wharf-block serve \
@@ -259,32 +267,34 @@ EOF
         self.bed.host(CHOSEN[1]).run(&["sh", "-c", &serve]).unwrap();
         let mut objects = claimed("data", "loopfile", &json!({ "directory": SHARED }));
         objects.extend(claimed("net", "proxy", &json!({ "server": server })));
-        let volume =
-            |name: &str| json!({ "name": name, "persistentVolumeClaim": { "claimName": name } });
-        objects.push(json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "writer" },
-            "spec": {
-                "nodeName": CHOSEN[0], "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": 0,
-                "containers": [{
-                    "name": "writer", "image": self.bed.image("busybox"),
-                    "command": ["sh", "-c", script],
-                    "volumeMounts": [
-                        { "name": "data", "mountPath": "/data" },
-                        { "name": "net", "mountPath": "/net" },
-                    ],
-                }],
-                "volumes": [volume("data"), volume("net")],
-            },
-        }));
+        objects.push(self.pod("writer", CHOSEN[0], &["data", "net"], script));
         self.bed.apply(NAME, &objects);
         self.wait_for_count(10);
     }
 
-    /// How often the writer has written, if it can be asked.
+    /// A pod with the claims mounted at their names.
+    fn pod(&self, name: &str, node: &str, claims: &[&str], script: &str) -> Value {
+        let volume =
+            |claim| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } });
+        let mount = |claim| json!({ "name": claim, "mountPath": format!("/{claim}") });
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+            "spec": {
+                "nodeName": node, "terminationGracePeriodSeconds": 0,
+                "containers": [{
+                    "name": name, "image": self.bed.image("busybox"),
+                    "command": ["sh", "-c", script],
+                    "volumeMounts": claims.iter().map(mount).collect::<Vec<_>>(),
+                }],
+                "volumes": claims.iter().map(volume).collect::<Vec<_>>(),
+            },
+        })
+    }
+
+    /// How many lines the writer has stored in each of its volumes, if it can be asked.
     fn count(&self) -> Option<u64> {
-        let last = ["exec", "writer", "--", "tail", "-n", "1", "/data/log"];
-        self.bed.kubectl(NAME, &last).ok()?.trim().parse().ok()
+        let synced = ["exec", "writer", "--", "cat", "/tmp/synced"];
+        self.bed.kubectl(NAME, &synced).ok()?.trim().parse().ok()
     }
 
     fn wait_for_count(&self, least: u64) {
@@ -306,6 +316,16 @@ EOF
         self.bed.host(node).run(&show).unwrap().trim().to_owned()
     }
 
+    /// Waits until every node has its pod, and this one another than before.
+    fn wait_for_agents(&self, node: &str, before: &str) {
+        wait_for("another pod to be ready", DEADLINE, || {
+            let seen = self.bed.world.local(&["cluster", "agent", "show", NAME, "-o", "json"]);
+            let is_another = !self.pod_of(node).is_empty() && self.pod_of(node) != before;
+            Ok((is_another && seen.json()["done"] == true).then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+    }
+
     fn a_volume_goes_on_while_the_agents_pod_is_replaced(&self) {
         let node = CHOSEN[0];
         let (pod, agent) = (self.pod_of(node), self.agent_of(node));
@@ -313,12 +333,7 @@ EOF
         let written = self.count().unwrap();
         let begun = Instant::now();
         self.kubectl(&["-n", "wharf-system", "delete", &pod]);
-        wait_for("another pod to be ready", DEADLINE, || {
-            let seen = self.bed.world.local(&["cluster", "agent", "show", NAME, "-o", "json"]);
-            let is_another = !self.pod_of(node).is_empty() && self.pod_of(node) != pod;
-            Ok((is_another && seen.json()["done"] == true).then_some(()))
-        })
-        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+        self.wait_for_agents(node, &pod);
         wait_for("a lease to have passed", DEADLINE, || {
             Ok((begun.elapsed() > LONGER_THAN_A_LEASE).then_some(()))
         })
@@ -339,8 +354,9 @@ EOF
     }
 
     fn assert_no_write_has_failed(&self) {
-        let phase = self.kubectl(&["get", "pod", "writer", "-o", "jsonpath={.status.phase}"]);
-        assert_eq!(phase, "Running", "no write has failed");
+        let path = "jsonpath={.status.phase} {.status.containerStatuses[0].restartCount}";
+        let told = self.kubectl(&["get", "pod", "writer", "-o", path]);
+        assert_eq!(told, "Running 0", "no write has failed");
     }
 
     /// Another program takes the agent's place; what serves the volumes is not touched.
@@ -365,6 +381,79 @@ EOF
         self.wait_for_count(written + 20);
         assert_eq!(proxies(), served, "they have not even noticed");
         self.assert_no_write_has_failed();
+    }
+
+    /// The node loses the label by which it was chosen, and with it the agent's pod. While its volumes are in
+    /// use the agent stays and nobody else gets them; a pod that comes back takes it over.
+    fn it_goes_on_while_its_node_is_not_meant(&self) {
+        let node = CHOSEN[0];
+        let host = self.bed.host(node);
+        let token = || host.run(&["sha256sum", "/run/wharf-agent/kubeconfig"]).unwrap();
+        let (agent, old_token, written) = (self.agent_of(node), token(), self.count().unwrap());
+        self.kubectl(&["label", "node", node, "disk-"]);
+        wait_for("the agent's pod to go", DEADLINE, || {
+            Ok(self.pod_of(node).is_empty().then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+        let begun = Instant::now();
+        self.bed.apply(NAME, &[self.pod("other", CHOSEN[1], &["net"], "sleep 1000")]);
+        wait_for("a lease to have passed", DEADLINE, || {
+            Ok((begun.elapsed() > LONGER_THAN_A_LEASE).then_some(()))
+        })
+        .unwrap();
+        self.wait_for_count(written + 20);
+        self.assert_no_write_has_failed();
+        assert_eq!(self.holders(), [node, node], "{}", self.told());
+        let other = self.kubectl(&["get", "pod", "other", "-o", "jsonpath={.status.phase}"]);
+        assert_eq!(other, "Pending", "the volume is in use on {node}");
+        self.kubectl(&["delete", "pod", "other"]);
+
+        self.kubectl(&["label", "node", node, "disk=fast"]);
+        self.wait_for_agents(node, "");
+        assert_eq!(self.agent_of(node), agent, "it was not even started anew");
+        assert_ne!(token(), old_token, "it has a token that is renewed again");
+        let written = self.count().unwrap();
+        self.wait_for_count(written + 20);
+        self.assert_no_write_has_failed();
+    }
+
+    /// The nodes that have the volumes.
+    fn holders(&self) -> Vec<String> {
+        let path = "jsonpath={.items[*].attachments[*].node}";
+        let nodes = self.kubectl(&["get", "attachments.wharf.dev", "-o", path]);
+        nodes.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Everything of the agent that lies in memory is gone then: its pod is what starts it.
+    fn it_comes_back_with_its_machine(&self) {
+        let node = CHOSEN[0];
+        let host = self.bed.host(node);
+        let written = self.count().unwrap();
+        let devices = self.devices_of(node);
+        assert_eq!(devices.len(), 2, "{devices:?}");
+        let begun = Instant::now();
+        host.reboot().unwrap();
+        // All machines of this bed have one kernel, which still has them.
+        for device in devices {
+            let _gone = Command::new("losetup").args(["-d", &device]).output();
+        }
+        self.start_network(node);
+        self.wait_for_count(written + 20);
+        eprintln!("written again {:.1} s after the reboot", begun.elapsed().as_secs_f32());
+        let lost = "awk 'FNR != $1 + 1 { print FILENAME, FNR; exit 1 }' /data/log /net/log";
+        self.kubectl(&["exec", "writer", "--", "sh", "-c", lost]);
+        assert_eq!(self.holders(), [node, node], "{}", self.told());
+        assert_ne!(self.agent_of(node), "0");
+    }
+
+    /// The loop devices of the writer's volumes.
+    fn devices_of(&self, node: &str) -> Vec<String> {
+        let names = ["get", "pvc", "data", "net", "-o", "jsonpath={.items[*].spec.volumeName}"];
+        let names = self.kubectl(&names).replace(' ', "\\|");
+        let look = format!("grep -l '{names}' /sys/block/loop*/loop/backing_file || true");
+        let found = self.bed.host(node).run(&["sh", "-c", &look]).unwrap();
+        let device = |path: &str| Some(format!("/dev/{}", path.split('/').nth(3)?));
+        found.lines().filter_map(device).collect()
     }
 
     fn agents_are_not_removed_while_volumes_are_in_use(&self) {
