@@ -5,6 +5,8 @@
 
 mod world;
 
+use std::os::unix::fs::MetadataExt;
+
 use serde_json::json;
 use wharf_api::node_files::{
     AppInstanceConfig, DEVICE, DisruptionGuard, EdgeNodeClusterConfig, EdgeNodeInfo,
@@ -62,6 +64,12 @@ async fn a_linked_node_is_told_its_configuration_and_is_seen() {
     // It was given a certificate that is not the one in the vault, and was handed that.
     let identity = std::fs::read_to_string(node.identity_file()).unwrap();
     assert!(!identity.contains(&node.first_certificate), "it has a new one");
+    // Which is the one that it shows from then on: it is handed no other.
+    let file = |node: &Node| std::fs::metadata(node.identity_file()).unwrap().ino();
+    let kept = file(&node);
+    let node = node.restart_after_boot(&world).await;
+    node.wait_until(|status: &ZedAgentStatus| status.config_get_status == 1).await;
+    assert_eq!(file(&node), kept, "the file was not written again");
     node.stop().await;
     eventually(async || world.node("n1").await["agent"]["link"] == "no link").await;
     world.stop().await;
