@@ -56,6 +56,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 const ETCD_FOR: Duration = Duration::from_secs(5);
 const TOKEN_SUBJECT: &str = "the token's file";
 const REFUSED: &str = "refused requests";
+const ENDLESS: &str = "requests that did not end";
 
 /// What the server answers from.
 #[derive(Clone)]
@@ -156,9 +157,15 @@ async fn accept(
             Ok((stream, peer)) => {
                 let (desk, stop) = (desk.clone(), stop.clone());
                 tasks.spawn(async move {
-                    let served = serve(TokioIo::new(stream), peer.ip(), desk, stop);
-                    // Who breaks off has told nobody anything.
-                    let _ = timeout(CONNECTION_WITHIN, served).await;
+                    let served = serve(TokioIo::new(stream), peer.ip(), desk.clone(), stop);
+                    let is_endless = match timeout(CONNECTION_WITHIN, served).await {
+                        // Who breaks off has told nobody anything.
+                        Ok(served) => served.is_err_and(|error| error.is_timeout()),
+                        Err(_) => true,
+                    };
+                    if is_endless {
+                        desk.reporter.tally(ENDLESS, &format!("from {}", peer.ip()));
+                    }
                     drop(place);
                 });
             }
