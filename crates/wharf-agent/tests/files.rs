@@ -14,6 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -338,8 +339,18 @@ async fn two_agents_do_not_share_a_folder_and_a_killed_one_leaves_it() {
     assert!(error.to_string().starts_with("another agent runs"), "{error}");
     // Its socket stays behind, as after `kill -9`.
     drop(first);
-    assert!(dir.path().join("wharf/agent.sock").exists());
+    let socket = dir.path().join("wharf/agent.sock");
+    assert!(socket.exists());
     drop(start().await.unwrap());
+    // A program that it was just about to start still has it.
+    fs::remove_file(&socket).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let gone = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(500));
+        drop(listener);
+    });
+    drop(start().await.unwrap());
+    gone.join().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -195,6 +195,7 @@ impl Ceph {
 
 fn configuration(dir: &Path, fsid: &str, monitors: &str) -> String {
     let dir = dir.display();
+    // A monitor would end by itself where the disk has less than 5 % left.
     format!(
         "[global]\nfsid = {fsid}\nmon_host = {monitors}\npublic_network = 127.0.0.0/8\n\
          ms_bind_msgr1 = false\nrun_dir = {dir}\nadmin_socket =\npid_file =\nlog_file =\n\
@@ -203,6 +204,7 @@ fn configuration(dir: &Path, fsid: &str, monitors: &str) -> String {
          osd_pool_default_min_size = 1\nmon_allow_pool_size_one = true\n\
          auth_allow_insecure_global_id_reclaim = false\nosd_objectstore = memstore\n\
          memstore_device_bytes = 2147483648\nosd_client_watch_timeout = 5\n\
-         mon_data = {dir}/mon\n[osd]\nosd_data = {dir}/osd\nkeyring = {dir}/osd/keyring\n"
+         mon_data = {dir}/mon\nmon_data_avail_crit = 0\n\
+         [osd]\nosd_data = {dir}/osd\nkeyring = {dir}/osd/keyring\n"
     )
 }

@@ -6,22 +6,26 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::slice;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use serde_json::Value;
 use tempfile::NamedTempFile;
 use wharf_bundle::checksum::{Sha256, hash_file};
 
 use crate::apiserver::{ApiServer, find};
 use crate::command::{find_tool, run, tool};
 use crate::paths::cache_dir;
+use crate::wait_for;
 
 /// Where Go's own installer puts it, which is not on everyone's PATH.
 const GO_INSTALLED: &str = "/usr/local/go/bin/go";
 /// Ten megabytes, from a slow proxy.
 const FETCH_SECONDS: &str = "600";
 /// The API server takes a moment for each of them.
-const ESTABLISHED: &str = "--timeout=120s";
+const ESTABLISHED: Duration = Duration::from_secs(120);
 
 /// Whose kinds an API server is to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,15 +84,29 @@ impl ApiServer {
     pub fn define(&self, project: Project) -> Result<()> {
         let file = NamedTempFile::with_suffix(".yaml")?;
         fs::write(file.path(), project.manifest()?)?;
-        // Not `apply`, which would keep each whole schema a second time, in an annotation too small.
-        for words in [&["create"][..], &["wait", "--for=condition=Established", ESTABLISHED]] {
+        let kubectl = |words: &[&str]| {
             let mut kubectl = tool(&find("kubectl")?.to_string_lossy());
             kubectl.arg("--kubeconfig").arg(self.kubeconfig_file()).args(words);
             run(kubectl.arg("-f").arg(file.path()))
-                .with_context(|| format!("cannot define the kinds of {project:?}"))?;
-        }
-        Ok(())
+                .with_context(|| format!("cannot define the kinds of {project:?}"))
+        };
+        // Not `apply`, which would keep each whole schema a second time, in an annotation too small.
+        kubectl(&["create"])?;
+        // Not `wait`, which fails while there is no condition at all.
+        wait_for("the kinds to be served", ESTABLISHED, || {
+            let defined: Value = serde_json::from_str(&kubectl(&["get", "--output=json"])?)?;
+            let several = defined.get("items").and_then(Value::as_array);
+            let all = several.map_or(slice::from_ref(&defined), Vec::as_slice);
+            Ok(all.iter().all(is_established).then_some(()))
+        })
     }
+}
+
+fn is_established(definition: &Value) -> bool {
+    let says = |one: &Value, key, word| one.get(key).is_some_and(|said| said == word);
+    let is_it = |one: &Value| says(one, "type", "Established") && says(one, "status", "True");
+    let conditions = definition.pointer("/status/conditions").and_then(Value::as_array);
+    conditions.is_some_and(|conditions| conditions.iter().any(is_it))
 }
 
 impl Source {

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -28,6 +28,8 @@ use crate::files::Files;
 const SOCKET: &str = "agent.sock";
 /// An agent that is well answers at once.
 const ANSWER: Duration = Duration::from_secs(5);
+/// Before it is looked again whether a killed agent is gone.
+const GOES: Duration = Duration::from_millis(50);
 /// Before what could not be written or accepted is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
 /// How soon a clock that was set, and what is only counted, is in the file.
@@ -119,7 +121,7 @@ async fn listen(path: &Path) -> Result<UnixListener, HealthError> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(fault)?;
     }
-    if UnixStream::connect(path).await.is_ok() {
+    if is_taken(path).await {
         return Err(HealthError::Taken(path.to_owned()));
     }
     // One that nobody listens at is left from an agent that was killed.
@@ -127,6 +129,21 @@ async fn listen(path: &Path) -> Result<UnixListener, HealthError> {
     let listener = UnixListener::bind(path).map_err(fault)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(fault)?;
     Ok(listener)
+}
+
+/// Whether an agent is there: it answers, or has the socket and keeps it. One that was killed may have it
+/// a moment longer, or a program that it was just about to start.
+async fn is_taken(path: &Path) -> bool {
+    let look = async {
+        while let Ok(mut stream) = UnixStream::connect(path).await {
+            if stream.read_u8().await.is_ok() {
+                return true;
+            }
+            sleep(GOES).await;
+        }
+        false
+    };
+    timeout(ANSWER, look).await.unwrap_or(true)
 }
 
 /// `None` while it cannot be opened, which is a fault.
@@ -152,7 +169,7 @@ async fn answer(
 ) {
     loop {
         let Some(socket) = listener else {
-            tokio::time::sleep(PAUSE).await;
+            sleep(PAUSE).await;
             match open(path, reporter).await {
                 Ok(opened) => *listener = opened,
                 // Another one was quicker when there was room again.
@@ -166,7 +183,7 @@ async fn answer(
             Ok((stream, _)) => drop(timeout(ANSWER, tell(stream, health)).await),
             Err(error) => {
                 warn!(%error, "nobody can be told of the agent's health");
-                tokio::time::sleep(PAUSE).await;
+                sleep(PAUSE).await;
             }
         }
     }
@@ -198,7 +215,7 @@ async fn publish(health: &Health, reporter: &Reporter, files: &Files) {
             Err(error) => reporter.fault("file", &chain(error)),
         }
         // A task that changes its mind all the time does not keep the disk busy.
-        tokio::time::sleep(PAUSE / 10).await;
+        sleep(PAUSE / 10).await;
         if written.is_err() {
             let _ = timeout(PAUSE, changes.changed()).await;
         } else if let Ok(Err(_)) = timeout(LOOK_EVERY, changes.changed()).await {
