@@ -19,6 +19,7 @@ mod elected;
 mod guard;
 mod journals;
 mod kernel;
+mod limits;
 mod places;
 mod socket;
 mod storage;
@@ -69,7 +70,7 @@ pub struct Volumes {
     /// The leases of other nodes as last seen: tenure and stamp, and since when they are so.
     sightings: Mutex<BTreeMap<String, (u64, Timestamp, Instant)>>,
     /// Steps that did not come back in time, by volume.
-    stuck: Mutex<HashMap<String, Vec<work::Stuck>>>,
+    stuck: Mutex<HashMap<String, Vec<limits::Stuck>>>,
     hints: storage::Hints,
     unanswered: tidy::Unanswered,
     stranded: stranded::Stranded,
