@@ -12,7 +12,13 @@ const CARGO_DENY: &str = "0.20.2";
 pub fn ensure_build() -> Result<()> {
     debian::ensure(
         "building Wharf",
-        &[("protoc", "protobuf-compiler"), ("cc", "gcc"), ("git", "git")],
+        &[
+            ("protoc", "protobuf-compiler"),
+            // What protoc includes; its package only recommends it.
+            ("/usr/include/google/protobuf/descriptor.proto", "libprotobuf-dev"),
+            ("cc", "gcc"),
+            ("git", "git"),
+        ],
     )
 }
 
