@@ -183,10 +183,12 @@ fn number(process: &fs::DirEntry) -> Option<Pid> {
 /// What is on a device, if `wanted` is to be there.
 pub fn signature(device: &Path, wanted: &str) -> Result<Signature> {
     let failed = |source| KernelError::call(format!("read {}", device.display()), source);
-    let known = magic(device).map_err(failed)?;
-    if known == Some(or_default(wanted)) {
-        return Ok(Signature::Ready);
-    }
+    let seen = magic(device).map_err(failed)?;
+    let known = match seen {
+        Magic::Whole(found) if found == or_default(wanted) => return Ok(Signature::Ready),
+        Magic::Whole(found) => Some(found),
+        Magic::Unfinished(_) | Magic::None => None,
+    };
     // Whatever else there is, the system's own tool knows the names of all.
     let path = device.display().to_string();
     let ran = Root::machine()
@@ -194,6 +196,8 @@ pub fn signature(device: &Path, wanted: &str) -> Result<Signature> {
         .map_err(|source| KernelError::call("run blkid", source))?;
     let found = ran.stdout.split_whitespace().next().map(str::to_owned);
     Ok(match found.or_else(|| known.map(str::to_owned)) {
+        // Nothing else is on it than what nobody can ever have mounted: it is made again.
+        Some(found) if seen == Magic::Unfinished(&found) => Signature::Blank,
         Some(found) if found == or_default(wanted) => Signature::Ready,
         Some(found) => Signature::Foreign(found),
         None if ran.success || !ran.stderr.trim().is_empty() => {
@@ -203,25 +207,41 @@ pub fn signature(device: &Path, wanted: &str) -> Result<Signature> {
     })
 }
 
+/// A file system by its magic number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Magic<'a> {
+    None,
+    Whole(&'a str),
+    /// Whoever was making it was killed, or lost power.
+    Unfinished(&'a str),
+}
+
+/// In the super block of xfs. `mkfs.xfs` writes the magic number with this set, and clears it with its
+/// last write; the kernel mounts none with it. `mke2fs` needs no such thing: it writes the super block
+/// last, after all else is on the disk (seen with `strace`), so that an unfinished one is blank.
+const XFS_IN_PROGRESS: usize = 126;
+
 /// ext4 and xfs by their magic numbers, without a process: every mount looks.
-fn magic(device: &Path) -> io::Result<Option<&'static str>> {
+fn magic(device: &Path) -> io::Result<Magic<'static>> {
     let mut file = File::open(device)?;
-    let mut start = [0; 4];
+    let mut start = [0; 512];
     if file.read_exact(&mut start).is_err() {
         return Err(io::Error::other("the device is empty or does not answer"));
     }
-    if &start == b"XFSB" {
-        return Ok(Some("xfs"));
+    if start.starts_with(b"XFSB") {
+        let is_whole = start.get(XFS_IN_PROGRESS) == Some(&0);
+        return Ok(if is_whole { Magic::Whole("xfs") } else { Magic::Unfinished("xfs") });
     }
     let mut super_block = [0; 128];
     file.seek(SeekFrom::Start(1024))?;
     if file.read_exact(&mut super_block).is_err() {
-        return Ok(None);
+        return Ok(Magic::None);
     }
     let is_ext = super_block.get(56..58) == Some(&[0x53, 0xef]);
     // Extents, or 64 bits: older brothers have neither.
     let incompatible = super_block.get(96).copied().unwrap_or_default();
-    Ok((is_ext && incompatible & 0xc0 != 0).then_some("ext4"))
+    let is_ext4 = is_ext && incompatible & 0xc0 != 0;
+    Ok(if is_ext4 { Magic::Whole("ext4") } else { Magic::None })
 }
 
 fn or_default(fs_type: &str) -> &str {
@@ -408,6 +428,8 @@ pub fn remove_point(at: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     const STAGED: &str = "/k/plugins/mounts/pv";
@@ -495,5 +517,27 @@ mod tests {
         assert_eq!(signature(&image, "xfs").unwrap(), Signature::Foreign("ext4".to_owned()));
         let missing = run("mkfs.xfs.none", &[]).unwrap_err().to_string();
         assert!(missing.contains("no mkfs.xfs.none on this node; install the package xfsprogs"));
+    }
+
+    /// As `mkfs.xfs` leaves it when the power is cut: blkid calls it xfs, and no kernel mounts it.
+    #[test]
+    fn a_file_system_that_was_not_made_to_its_end_is_made_again() {
+        wharf_testbed::debian::ensure("file systems", &[("mkfs.xfs", "xfsprogs")]).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let file = File::create(&image).unwrap();
+        file.set_len(320 << 20).unwrap();
+        format(&image, "xfs").unwrap();
+        assert_eq!(signature(&image, "xfs").unwrap(), Signature::Ready);
+        file.write_all_at(&[1], XFS_IN_PROGRESS as u64).unwrap();
+        for wanted in ["xfs", "ext4"] {
+            assert_eq!(signature(&image, wanted).unwrap(), Signature::Blank, "{wanted}");
+        }
+        let mut start = [0; 512];
+        File::open(&image).unwrap().read_exact_at(&mut start, 0).unwrap();
+        format(&image, "ext4").unwrap();
+        file.write_all_at(&start, 0).unwrap();
+        let found = signature(&image, "xfs").unwrap();
+        assert!(matches!(found, Signature::Foreign(_)), "something else is there, too: {found:?}");
     }
 }
