@@ -8,8 +8,10 @@ mod common;
 use std::{
     fs::{self, File, OpenOptions},
     io::{BufRead, BufReader, Read, Seek, SeekFrom, Write},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -244,6 +246,42 @@ fn a_server_that_stays_away_is_reported_and_cut_within_the_bound() {
     let mut disk = File::open(proxied.disk()).unwrap();
     disk.seek(SeekFrom::Start(1024)).unwrap();
     disk.read_exact(&mut [0; 1024]).unwrap();
+}
+
+#[test]
+fn a_flush_under_way_when_the_servers_machine_starts_anew_is_no_success() {
+    let mut server = BlockServer::start();
+    let image = server.create("one", MIB);
+    server.kill();
+    server.run_in_boot("first");
+    let proxied = Proxied::started(&server, &image, SOON * 2);
+    let disk = OpenOptions::new().read(true).write(true).open(proxied.disk()).unwrap();
+    disk.write_all_at(&[1; 4096], 0).unwrap();
+    disk.sync_data().unwrap();
+    // Nothing is lost that was flushed.
+    server.kill();
+    server.run_in_boot("second");
+    disk.write_all_at(&[2; 4096], 0).unwrap();
+
+    server.signal(Signal::STOP);
+    let flushed = thread::scope(|scope| {
+        let (began, begun) = mpsc::channel();
+        let disk = &disk;
+        let flush = scope.spawn(move || {
+            began.send(fs::read_link("/proc/thread-self").unwrap()).unwrap();
+            disk.sync_data()
+        });
+        let flusher = Path::new("/proc").join(begun.recv().unwrap()).join("stat");
+        let state = || fs::read_to_string(&flusher).unwrap();
+        wait_for("the flush to wait", SOON, || !state().contains(") R "));
+        server.kill();
+        server.run_in_boot("third");
+        flush.join().unwrap()
+    });
+    assert_eq!(flushed.unwrap_err().raw_os_error(), Some(5));
+    let health = proxied.health();
+    assert!(matches!(health, Some(Health::Dead { for_good: true, .. })), "{health:?}");
+    assert!(disk.write_all_at(&[3; 4096], 0).is_err());
 }
 
 #[test]

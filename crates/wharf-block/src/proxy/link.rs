@@ -4,7 +4,7 @@
 use std::{
     io,
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -34,6 +34,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const HEARTBEAT: Duration = Duration::from_secs(2);
 const HEARTBEAT_ANSWER: Duration = Duration::from_secs(5);
 
+/// Why a volume is given up for good.
+const LOST: &str = "the block server's machine was started anew, and what was not flushed is lost";
+
 /// One order for zeros; the kernel may ask for more at once than the protocol can say.
 const ZERO_PIECE: u32 = 1 << 30;
 
@@ -55,9 +58,24 @@ pub(super) struct Shared {
     /// Whether the server has ever let this worker in.
     joined: AtomicBool,
     size: AtomicU64,
-    known: Mutex<Known>,
-    /// Whether something was written that was not flushed.
-    unflushed: AtomicBool,
+    kept: Mutex<Kept>,
+}
+
+/// What is known of the image, and whether its server's machine has something of ours that is not on its
+/// disk.
+#[derive(Debug)]
+struct Kept {
+    known: Known,
+    /// Counts what was written, each when it was answered.
+    written: u64,
+    /// So much of it was answered before a flush began that has succeeded.
+    flushed: u64,
+}
+
+impl Kept {
+    fn is_of(&self, boot: &str) -> bool {
+        self.known.boot.as_deref() == Some(boot)
+    }
 }
 
 impl Shared {
@@ -75,9 +93,12 @@ impl Shared {
             told: Told::new(place, Health::Reconnecting { reason })?,
             joined: AtomicBool::new(false),
             size: AtomicU64::new(known.as_ref().map_or(0, |known| known.size)),
-            // What the worker before us has flushed is not known.
-            unflushed: AtomicBool::new(known.is_some()),
-            known: Mutex::new(known.unwrap_or(Known { size: 0, boot: None })),
+            kept: Mutex::new(Kept {
+                // What the worker before us has flushed is not known.
+                written: u64::from(known.is_some()),
+                flushed: 0,
+                known: known.unwrap_or(Known { size: 0, boot: None }),
+            }),
         })
     }
 
@@ -118,29 +139,49 @@ impl Shared {
             }
     }
 
-    /// Looks whether the server's machine still has what we wrote.
+    /// Looks whether the server's machine still has what we wrote. A flush that is under way has put
+    /// nothing on the disk yet.
     fn check_boot(&self, boot: &str) -> bool {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.boot.as_deref() == Some(boot) {
+        let mut kept = self.kept();
+        if kept.is_of(boot) {
             return true;
         }
-        if known.boot.is_some() && self.unflushed.load(Ordering::Acquire) {
-            drop(known);
-            let reason =
-                "the block server's machine was started anew, and what was not flushed is lost";
-            self.tell(Health::Dead { reason: reason.to_owned(), for_good: true });
+        if kept.known.boot.is_some() && kept.written > kept.flushed {
+            drop(kept);
+            self.lost_what_was_written();
             return false;
         }
-        known.boot = Some(boot.to_owned());
-        self.remember(&known);
+        kept.known.boot = Some(boot.to_owned());
+        self.remember(&kept.known);
         true
+    }
+
+    /// Notes a write that the server has answered in this run of its machine. Another connection may have
+    /// found a later run since, which does not have it.
+    fn wrote(&self, boot: &str) -> Result<(), Error> {
+        let mut kept = self.kept();
+        kept.written += 1;
+        if kept.is_of(boot) {
+            return Ok(());
+        }
+        drop(kept);
+        self.lost_what_was_written();
+        Err(Error::Protocol(LOST))
+    }
+
+    fn lost_what_was_written(&self) {
+        self.tell(Health::Dead { reason: LOST.to_owned(), for_good: true });
     }
 
     fn resize(&self, size: u64) {
         self.size.store(size, Ordering::Release);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.size = size;
-        self.remember(&known);
+        let mut kept = self.kept();
+        kept.known.size = size;
+        self.remember(&kept.known);
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remember(&self, known: &Known) {
@@ -287,7 +328,7 @@ impl<'a> Link<'a> {
         let connection = Connection::open(&options.address, &export, &identity, within)?;
         connection.answer_within(options.dead_after)?;
         if !self.shared.check_boot(&connection.boot) {
-            return Err(Error::Protocol("the server has lost what was written"));
+            return Err(Error::Protocol(LOST));
         }
         if self.shared.size.load(Ordering::Acquire) == 0 {
             self.shared.resize(connection.size);
@@ -311,19 +352,20 @@ impl Disk for Link<'_> {
     }
 
     fn write(&mut self, pieces: &mut [Piece<&[u8]>]) -> Result<(), Errno> {
-        self.carry_out(|connection| connection.write_each(pieces, false))?;
-        self.shared.unflushed.store(true, Ordering::Release);
-        Ok(())
+        let shared = self.shared;
+        self.carry_out(|connection| {
+            connection.write_each(pieces, false)?;
+            shared.wrote(&connection.boot)
+        })
     }
 
     fn flush(&mut self) -> Result<(), Errno> {
-        // What is written while we flush stays unflushed.
-        self.shared.unflushed.store(false, Ordering::Release);
-        let flushed = self.carry_out(Connection::flush);
-        if flushed.is_err() {
-            self.shared.unflushed.store(true, Ordering::Release);
-        }
-        flushed
+        // What is answered while we flush stays unflushed.
+        let written = self.shared.kept().written;
+        self.carry_out(Connection::flush)?;
+        let mut kept = self.shared.kept();
+        kept.flushed = kept.flushed.max(written);
+        Ok(())
     }
 
     fn zero(&mut self, offset: u64, length: u64, keep_room: bool) -> Result<(), Errno> {
@@ -331,8 +373,11 @@ impl Disk for Link<'_> {
         let mut at = offset;
         while at < end {
             let piece = u32::try_from(end - at).unwrap_or(ZERO_PIECE).min(ZERO_PIECE);
-            self.carry_out(|connection| connection.zero(at, piece, keep_room))?;
-            self.shared.unflushed.store(true, Ordering::Release);
+            let shared = self.shared;
+            self.carry_out(|connection| {
+                connection.zero(at, piece, keep_room)?;
+                shared.wrote(&connection.boot)
+            })?;
             at += u64::from(piece);
         }
         Ok(())
@@ -378,11 +423,21 @@ mod tests {
         let shared = shared(&dir, None);
         assert!(shared.check_boot("first"));
         assert!(shared.check_boot("second"), "nothing was written");
-        shared.unflushed.store(true, Ordering::Release);
+        shared.wrote("second").unwrap();
         assert!(shared.check_boot("second"));
         assert!(!shared.check_boot("third"));
         shared.works();
         assert!(!shared.admits());
+        assert!(matches!(shared.told.get(), Health::Dead { for_good: true, .. }));
+    }
+
+    #[test]
+    fn a_write_that_was_answered_before_the_loss_and_noted_after_it_is_lost_too() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let shared = shared(&dir, None);
+        assert!(shared.check_boot("first"));
+        assert!(shared.check_boot("second"), "nobody has noted anything yet");
+        assert!(shared.wrote("first").is_err());
         assert!(matches!(shared.told.get(), Health::Dead { for_good: true, .. }));
     }
 

@@ -120,7 +120,22 @@ impl BlockServer {
 
     /// Starts it where it was before.
     pub fn run(&mut self) {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_wharf-block"))
+        self.spawn(Command::new(env!("CARGO_BIN_EXE_wharf-block")));
+    }
+
+    /// The same on a machine that was started anew, for all that the server can see.
+    pub fn run_in_boot(&mut self, boot: &str) {
+        let file = self.dir.path().join(boot);
+        std::fs::write(&file, boot).unwrap();
+        let mut command = Command::new("unshare");
+        let script = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+        command.args(["--mount", "sh", "-c", script]).arg(file);
+        command.arg(env!("CARGO_BIN_EXE_wharf-block"));
+        self.spawn(command);
+    }
+
+    fn spawn(&mut self, mut command: Command) {
+        let mut child = command
             .arg("serve")
             .args([self.dir.path().as_os_str(), self.address.as_ref()])
             .stdout(Stdio::piped())
