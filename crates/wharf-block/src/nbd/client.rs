@@ -1,7 +1,7 @@
 //! The client's side: one connection to an export, and orders to the server.
 
 use std::{
-    io::{self, BufReader, IoSlice, Read, Write},
+    io::{self, BufReader, IoSlice, Write},
     net::{TcpStream, ToSocketAddrs},
     time::{Duration, Instant},
 };
@@ -16,7 +16,7 @@ use super::{
         CMD_WRITE_ZEROES, EXPORT_READ_ONLY, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Fields,
         INFO_EXPORT, MAGIC, MAX_OPTION, MAX_PAYLOAD, OPT_GO, OPT_WHARF, OPTION_MAGIC,
         OPTION_REPLY_MAGIC, REP_ACK, REP_ERR_POLICY, REP_ERR_UNKNOWN, REP_ERROR, REP_INFO, Reply,
-        Request, Until, option, write_parts,
+        Request, Until, option, read_head, read_whole, write_parts,
     },
 };
 
@@ -151,9 +151,9 @@ impl Connection {
         }
         self.incoming.get_ref().write_all(&asked)?;
         for (piece, cookie) in pieces.iter_mut().zip(before + 1..) {
-            piece.error = self.receive(cookie)?;
+            piece.error = self.receive(cookie, piece.bytes.len() > READ_AHEAD)?;
             if piece.error == 0 {
-                self.incoming.read_exact(piece.bytes)?;
+                read_whole(&mut self.incoming, piece.bytes)?;
             }
         }
         Ok(())
@@ -175,7 +175,7 @@ impl Connection {
             .collect();
         write_parts(self.incoming.get_ref(), &mut parts)?;
         for (piece, cookie) in pieces.iter_mut().zip(before + 1..) {
-            piece.error = self.receive(cookie)?;
+            piece.error = self.receive(cookie, false)?;
         }
         Ok(())
     }
@@ -205,7 +205,7 @@ impl Connection {
     fn order(&mut self, command: u16, flags: u16, offset: u64, length: u32) -> Result<(), Error> {
         let request = self.request(command, flags, offset, length);
         self.incoming.get_ref().write_all(&request.encode())?;
-        match self.receive(request.cookie)? {
+        match self.receive(request.cookie, false)? {
             0 => Ok(()),
             error => Err(Error::Remote(error)),
         }
@@ -216,10 +216,10 @@ impl Connection {
         Request { flags, command, cookie: self.cookie, offset, length }
     }
 
-    /// The error number of the next reply, which has to be the one to this request.
-    fn receive(&mut self, cookie: u64) -> Result<u32, Error> {
-        let mut header = [0; Reply::SIZE];
-        self.incoming.read_exact(&mut header)?;
+    /// The error number of the next reply, which has to be the one to this request. `large`: so is what
+    /// comes after it.
+    fn receive(&mut self, cookie: u64, large: bool) -> Result<u32, Error> {
+        let header = read_head::<{ Reply::SIZE }>(&mut self.incoming, large)?;
         let reply = Reply::decode(&header).ok_or(Error::Protocol("no reply"))?;
         if reply.cookie != cookie {
             return Err(Error::Protocol("a reply to another request"));

@@ -1,7 +1,7 @@
 //! The bytes of the protocol, and of TCP beneath it.
 
 use std::{
-    io::{self, IoSlice, Read, Write},
+    io::{self, BufReader, IoSlice, Read, Write},
     net::TcpStream,
     time::{Duration, Instant},
 };
@@ -230,6 +230,34 @@ impl Write for Until<'_> {
     }
 }
 
+/// A header. It is taken alone if something large is to come after it, which then goes to its place at once
+/// ([`read_whole`]).
+pub(crate) fn read_head<const N: usize>(
+    from: &mut BufReader<impl Read>,
+    large: bool,
+) -> io::Result<[u8; N]> {
+    let mut head = [0; N];
+    if large && from.buffer().is_empty() {
+        from.get_mut().read_exact(&mut head)?;
+    } else {
+        from.read_exact(&mut head)?;
+    }
+    Ok(head)
+}
+
+/// Fills all of it: with what is here already, and past the reader's memory where the rest is so much that
+/// copying it twice costs more than asking for it alone.
+pub(crate) fn read_whole(from: &mut BufReader<impl Read>, to: &mut [u8]) -> io::Result<()> {
+    let here = from.buffer().len();
+    match to.split_at_mut_checked(here) {
+        Some((start, rest)) if rest.len() >= from.capacity() / 2 => {
+            from.read_exact(start)?;
+            from.get_mut().read_exact(rest)
+        }
+        _ => from.read_exact(to),
+    }
+}
+
 /// All parts whole, with as few calls as the kernel allows.
 pub(crate) fn write_parts(mut to: impl Write, mut parts: &mut [IoSlice]) -> io::Result<()> {
     // Those that are empty at the beginning would look like nothing written.
@@ -283,5 +311,22 @@ mod tests {
         let mut parts = [b"" as &[u8], b"head", b"and the data"].map(IoSlice::new);
         write_parts(&mut sip, &mut parts).unwrap();
         assert_eq!(sip.0, b"headand the data");
+    }
+
+    #[test]
+    fn what_is_large_goes_past_the_readers_memory_and_nothing_is_lost_on_the_way() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        for large in [false, true] {
+            let mut from = BufReader::with_capacity(16, bytes.as_slice());
+            let mut read = read_head::<4>(&mut from, large).unwrap().to_vec();
+            assert_eq!(from.buffer().is_empty(), large);
+            for length in [100, 3, 12, 8, 129] {
+                let mut part = vec![0; length];
+                read_whole(&mut from, &mut part).unwrap();
+                read.extend(part);
+            }
+            assert_eq!(read, bytes);
+            assert!(read_whole(&mut from, &mut [0]).is_err());
+        }
     }
 }

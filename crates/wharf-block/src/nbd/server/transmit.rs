@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, IoSlice, Read},
+    io::{self, BufRead, BufReader, IoSlice},
     net::TcpStream,
     num::NonZeroU64,
     os::unix::fs::FileExt,
@@ -16,7 +16,8 @@ use rustix::{
 use super::{gate::Admission, store::Image};
 use crate::nbd::wire::{
     CMD_DISC, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE,
-    CMD_WRITE_ZEROES, EINVAL, EIO, ENOSPC, EPERM, MAX_PAYLOAD, Reply, Request, write_parts,
+    CMD_WRITE_ZEROES, EINVAL, EIO, ENOSPC, EPERM, MAX_PAYLOAD, Reply, Request, read_head,
+    read_whole, write_parts,
 };
 
 /// Larger requests go in pieces, so that a connection costs no more memory than this.
@@ -47,18 +48,20 @@ pub(super) fn run(admission: &Admission, stream: &TcpStream) -> io::Result<()> {
     let Some(piece) = memory.get_mut(start..).and_then(|rest| rest.get_mut(..PIECE)) else {
         return Ok(());
     };
+    // Whoever writes in large pieces goes on so.
+    let mut large = false;
     loop {
         outgoing.release_before(&incoming, Request::SIZE)?;
-        if incoming.buffer().is_empty() {
+        if !large && incoming.buffer().is_empty() {
             expect(&admission.image, incoming.fill_buf()?);
         }
-        let mut header = [0; Request::SIZE];
-        incoming.read_exact(&mut header)?;
+        let header = read_head::<{ Request::SIZE }>(&mut incoming, large)?;
         let Some(request) = Request::decode(&header) else { return Ok(()) };
         let carries = matches!(request.command, CMD_READ | CMD_WRITE);
         if request.command == CMD_DISC || (carries && request.length > MAX_PAYLOAD) {
             return outgoing.release();
         }
+        large = request.command == CMD_WRITE && request.length as usize > READ_AHEAD;
         match request.command {
             CMD_READ => read(admission, &mut outgoing, &request, piece)?,
             CMD_WRITE => {
@@ -212,7 +215,7 @@ fn write(
     while left > 0 {
         let size = left.min(piece.len());
         let Some(part) = piece.get_mut(..size) else { return Ok(EIO) };
-        incoming.read_exact(part)?;
+        read_whole(incoming, part)?;
         if admission.is_cut() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
