@@ -1,18 +1,23 @@
 //! What one agent does for the whole cluster: volumes for claims ([`provision`]), entries of nodes that
-//! were lost ([`stale`]), and the end of storage clusters ([`cluster`]).
+//! were lost ([`stale`]), and the end of storage clusters ([`cluster`]), in [`rounds`].
 //!
 //! Who does it is elected by a Lease, for which the API server is enough. Every step may be done twice, and
 //! by two at once: names are fixed, and writes hold only for what was seen. So the election only
-//! saves work.
+//! saves work, and work that is cut off in the middle does no harm.
 
 mod cluster;
 mod provision;
+mod rounds;
 mod stale;
+mod waiting;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
 use tracing::info;
 use wharf_core::{
     node::leader::{
@@ -20,12 +25,10 @@ use wharf_core::{
     },
     words::chain,
 };
-use wharf_kube::{
-    Clock, Cluster, KubeError,
-    volumes::{NAMESPACE, StorageWatch},
-};
+use wharf_kube::{Clock, Cluster, KubeError, volumes::NAMESPACE};
 
-use super::{Shared, Volumes};
+use self::rounds::Rounds;
+use super::Shared;
 use crate::{
     device,
     health::Reporter,
@@ -35,72 +38,70 @@ use crate::{
 
 const NAME: &str = "wharf-volumes";
 const CALL: Duration = Duration::from_secs(5);
-/// What the watch does not tell: leases of agents, and what a watch that failed has missed.
-const LOOK_EVERY: Duration = Duration::from_secs(15);
-/// Changes come in groups.
-const SETTLE: Duration = Duration::from_millis(200);
 const SUBJECT: &str = "the election for volumes";
 
 pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended {
     let Some(node) = context.stop.run_until_cancelled(device::node_name(&context)).await else {
         return Ok(());
     };
-    let volumes = shared.volumes(&node)?;
-    let mut candidate = Candidate {
-        volumes,
-        reporter,
-        election: Election::default(),
-        clock: Clock::start(),
-        sweeps: stale::Sweeps::default(),
-        told: provision::Told::default(),
-    };
+    let mut rounds = Rounds::new(shared.volumes(&node)?, shared.scan_every, reporter.clone());
+    let mut candidate =
+        Candidate { node, reporter, election: Election::default(), clock: Clock::start() };
     let mut reader = shared.reader.clone();
     loop {
         let Some(api) = context.stop.run_until_cancelled(kube::cluster(&mut reader)).await else {
             return Ok(());
         };
-        let mut watch = api.watch_storage();
-        let mut look_at = Instant::now();
-        while !reader.has_changed().unwrap_or(true) {
-            let turn = candidate.turn(&api, &mut watch, &mut look_at);
-            if context.stop.run_until_cancelled(turn).await.is_none() {
-                candidate.leave(&api).await;
-                return Ok(());
-            }
+        let turns = candidate.turns(&api, &mut reader, &mut rounds);
+        if context.stop.run_until_cancelled(turns).await.is_none() {
+            rounds.stop();
+            candidate.leave(&api).await;
+            return Ok(());
         }
     }
 }
 
 struct Candidate {
-    volumes: Arc<Volumes>,
+    node: String,
     reporter: Reporter,
     election: Election,
     clock: Clock,
-    sweeps: stale::Sweeps,
-    told: provision::Told,
 }
 
 impl Candidate {
-    /// Stands for election, and works if it is won; returns when it is time to do so again.
-    async fn turn(&mut self, api: &Cluster, watch: &mut StorageWatch, look_at: &mut Instant) {
-        let (leads, wake_at) = self.stand(api).await;
-        if !leads {
-            sleep_until(wake_at).await;
-            return;
-        }
-        if Instant::now() >= *look_at {
-            self.work(api).await;
-            *look_at = Instant::now() + LOOK_EVERY;
-        }
-        let until = wake_at.min(*look_at);
-        tokio::select! {
-            () = sleep_until(until) => {}
-            change = watch.next() => {
-                if change.is_ok() {
-                    sleep(SETTLE).await;
-                    *look_at = Instant::now();
+    /// Stands for election, and has the work done while it is won, until there is another way to the
+    /// cluster. The lease is kept whatever the work waits for.
+    async fn turns(
+        &mut self,
+        api: &Cluster,
+        reader: &mut watch::Receiver<Option<Cluster>>,
+        rounds: &mut Rounds,
+    ) {
+        loop {
+            tokio::select! {
+                () = self.until(api, true) => {}
+                _ = reader.changed() => return,
+            }
+            tokio::select! {
+                () = self.until(api, false) => {}
+                () = rounds.run(api) => {}
+                _ = reader.changed() => {
+                    rounds.stop();
+                    return;
                 }
             }
+            rounds.stop();
+        }
+    }
+
+    /// Stands for election until this node is elected, or is not any more.
+    async fn until(&mut self, api: &Cluster, elected: bool) {
+        loop {
+            let (leads, wake_at) = self.stand(api).await;
+            if leads == elected {
+                return;
+            }
+            sleep_until(wake_at).await;
         }
     }
 
@@ -121,7 +122,7 @@ impl Candidate {
                 None
             }
         };
-        let node = self.volumes.node.clone();
+        let node = self.node.clone();
         let facts = |lease| Facts { node: node.clone(), config: ConfigGet::Success, lease };
         let decision = decide_leader(&mut self.election, &facts(seen.clone()), self.clock.now());
         let mut leads = decision.report.is_leader;
@@ -143,27 +144,11 @@ impl Candidate {
         (leads, self.clock.moment(decision.wake_at))
     }
 
-    async fn work(&mut self, api: &Cluster) {
-        let provided = provision::provide(&self.volumes, api, &mut self.told).await;
-        self.tell("claims", provided.map_err(|error| chain(&error)));
-        let swept = stale::sweep(&self.volumes, api, &mut self.sweeps).await;
-        self.tell("records of lost nodes", swept.map_err(|error| chain(&error)));
-        let ended = cluster::end(api).await;
-        self.tell("storage clusters", ended.map_err(|error| chain(&error)));
-    }
-
-    fn tell(&self, subject: &str, done: Result<(), String>) {
-        match done {
-            Ok(()) => self.reporter.clear(subject),
-            Err(reason) => self.reporter.fault(subject, &reason),
-        }
-    }
-
     /// The agent stops: the next one need not wait.
     async fn leave(&self, api: &Cluster) {
         let released = async {
             let seen = api.lease(NAMESPACE, NAME).await?;
-            if seen.holder == self.volumes.node {
+            if seen.holder == self.node {
                 let now = Timestamp::now();
                 api.write_lease(NAMESPACE, NAME, &seen, "", RELEASED, now).await?;
             }

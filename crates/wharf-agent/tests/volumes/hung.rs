@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::TcpListener,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use wharf_testbed::devices::processes;
 
 use crate::{
-    common::kubectl,
+    common::{create, kubectl},
     proxy::BlockServer,
     world::{Pod, World, is_mounted},
 };
@@ -148,4 +149,67 @@ fn a_volume_in_which_somebody_hangs_keeps_no_other_of_its_cluster() {
         world.release();
         world.leftovers() == before && world.record("pv-1").is_none()
     });
+}
+
+/// Takes connections and never says a word.
+#[test]
+fn claims_of_storage_that_never_answers_keep_no_other_claim_waiting() {
+    let world = World::new();
+    let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = json!({ "server": mute.local_addr().unwrap().to_string() });
+    world.storage_of("mute", "proxy", &server);
+    class(&world, "mute");
+    class(&world, "main");
+    (0..12).for_each(|number| claim(&world, "mute", &format!("a-mute-{number}")));
+    let told = || events_of(&world, "a-mute-0");
+    world.wait_until("a claim to be told", |_| told().contains("ProvisioningFailed"));
+    let holder = leader(&world);
+
+    let begun = Instant::now();
+    claim(&world, "main", "z-well");
+    world.wait_until("the other claim to get its volume", |_| {
+        !volume_of(&world, "z-well").is_empty()
+    });
+    // One question to the storage takes 20 s until it is given up.
+    assert!(begun.elapsed() < Duration::from_secs(15), "it waited {:?}", begun.elapsed());
+    assert_eq!(leader(&world), holder, "the lease was kept meanwhile");
+    assert_eq!(volume_of(&world, "a-mute-0"), "");
+}
+
+fn class(world: &World, name: &str) {
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": name },
+        "provisioner": "wharf.dev/volume", "parameters": { "storageCluster": name },
+    });
+    create(&world.server, &class);
+}
+
+fn claim(world: &World, class: &str, name: &str) {
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
+        "spec": {
+            "storageClassName": class, "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "64Mi" } },
+        },
+    });
+    create(&world.server, &claim);
+}
+
+fn events_of(world: &World, claim: &str) -> String {
+    let field = format!("involvedObject.name={claim}");
+    let events = ["get", "events", "--field-selector", &field, "-o", "jsonpath={.items[*].reason}"];
+    kubectl(&world.server, &events, &Value::Null)
+}
+
+/// The volume that was made for a claim: nobody binds them here.
+fn volume_of(world: &World, claim: &str) -> String {
+    let path = format!("jsonpath={{.items[?(@.spec.claimRef.name==\"{claim}\")].metadata.name}}");
+    kubectl(&world.server, &["get", "pv", "-o", &path], &Value::Null)
+}
+
+/// Who is elected, and since when.
+fn leader(world: &World) -> String {
+    let path = "jsonpath={.spec.holderIdentity} {.spec.leaseTransitions} {.spec.acquireTime}";
+    let lease = ["get", "lease", "wharf-volumes", "-n", "wharf-system", "-o", path];
+    kubectl(&world.server, &lease, &Value::Null)
 }

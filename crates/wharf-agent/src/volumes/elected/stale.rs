@@ -15,7 +15,8 @@ use wharf_kube::{
     volumes::{PersistentVolume, StorageCluster, Written},
 };
 
-use crate::volumes::{Volumes, storage, work::VolumeError};
+use super::rounds::Picture;
+use crate::volumes::{Volumes, side_by_side, storage, work::VolumeError};
 
 /// How far the sweep of each volume is.
 #[derive(Default)]
@@ -30,29 +31,33 @@ struct Sweep {
 /// A volume takes a handful of steps.
 const MOST_STEPS: usize = 10;
 
-/// Looks at all records once. Storage that does not answer keeps only its own volumes waiting.
+/// Looks at all records of a storage once.
 pub async fn sweep(
     volumes: &Volumes,
     api: &Cluster,
+    picture: &Picture,
+    storage: &str,
     sweeps: &mut Sweeps,
 ) -> Result<(), VolumeError> {
-    let records = api.attachments().await?;
+    let is_of = |(name, record): &&(String, Record)| picture.storage_of(name, record) == storage;
+    let records: Vec<_> = picture.records.iter().filter(is_of).collect();
     let entries = records.iter().flat_map(|(_, record)| &record.entries);
     let nodes = holders(volumes, api, entries).await?;
-    let stale: BTreeMap<String, Record> =
-        records.into_iter().filter(|(_, record)| has_stale(record, &nodes)).collect();
+    let mut stale: BTreeMap<&String, &Record> =
+        records.into_iter().map(|(name, record)| (name, record)).collect();
+    stale.retain(|_, record| has_stale(record, &nodes));
     sweeps.0.retain(|name, _| stale.contains_key(name));
-    if stale.is_empty() {
-        return Ok(());
+    // Without its cluster nobody knows how to shut a holder out.
+    let Some(cluster) = picture.cluster(storage) else { return Ok(()) };
+    for name in stale.keys() {
+        sweeps.0.entry((*name).clone()).or_default();
     }
-    let clusters = api.storage_clusters().await?;
-    let mut done = Ok(());
-    for (volume, record) in stale {
-        let sweep = sweeps.0.entry(volume.clone()).or_default();
-        let one = One { volumes, api, clusters: &clusters, volume: &volume };
-        done = done.and(one.sweep(record, sweep).await);
-    }
-    done
+    let work = sweeps.0.iter_mut().filter_map(|(volume, sweep)| {
+        let record = (*stale.get(volume)?).clone();
+        let one = One { volumes, api, cluster, volume };
+        Some(async move { one.sweep(record, sweep).await })
+    });
+    side_by_side(work).await.into_iter().collect()
 }
 
 /// The nodes that entries name, each asked for once.
@@ -72,7 +77,7 @@ async fn holders<'a>(
 struct One<'a> {
     volumes: &'a Volumes,
     api: &'a Cluster,
-    clusters: &'a [StorageCluster],
+    cluster: &'a StorageCluster,
     volume: &'a str,
 }
 
@@ -81,14 +86,7 @@ impl One<'_> {
         let mut record = record;
         for _ in 0..MOST_STEPS {
             let seen = self.api.volume(self.volume).await?;
-            // The volume may be gone; its holders say the same.
-            let by_volume = seen.as_ref().map(|volume| &volume.facts.storage_cluster);
-            let by_holder = || record.entries.first().map(|entry| &entry.storage_cluster);
-            let named = by_volume.or_else(by_holder);
-            let cluster = self.clusters.iter().find(|one| Some(&one.name) == named);
-            // Without its cluster nobody knows how to shut a holder out.
-            let Some(cluster) = cluster else { return Ok(()) };
-            let scanned = self.scanned(record.clone(), seen.as_ref(), cluster, sweep).await?;
+            let scanned = self.scanned(record.clone(), seen.as_ref(), sweep).await?;
             let step = match decide_stale(&scanned, Timestamp::now(), &self.volumes.policy) {
                 Scan::Clean => return Ok(()),
                 Scan::Stuck(entries) => {
@@ -105,7 +103,7 @@ impl One<'_> {
                 }
                 Scan::Do(step) => step,
             };
-            self.take(step, seen.as_ref(), cluster, sweep).await?;
+            self.take(step, seen.as_ref(), sweep).await?;
             let Some(now) = self.api.attachment(self.volume).await? else { return Ok(()) };
             record = now;
         }
@@ -116,13 +114,12 @@ impl One<'_> {
         &self,
         record: Record,
         volume: Option<&PersistentVolume>,
-        cluster: &StorageCluster,
         sweep: &Sweep,
     ) -> Result<Scanned, VolumeError> {
         let nodes = holders(self.volumes, self.api, &record.entries).await?;
         Ok(Scanned {
             volume: self.volume.to_owned(),
-            backend: cluster.backend,
+            backend: self.cluster.backend,
             record,
             nodes,
             generation: volume.map(|volume| volume.facts.generation),
@@ -136,7 +133,6 @@ impl One<'_> {
         &self,
         step: Step,
         volume: Option<&PersistentVolume>,
-        cluster: &StorageCluster,
         sweep: &mut Sweep,
     ) -> Result<(), VolumeError> {
         match step {
@@ -155,7 +151,8 @@ impl One<'_> {
             }
             Step::Fence { holders, generation } => {
                 let (places, hints) = (&self.volumes.places, &self.volumes.hints);
-                let storage = storage::open(cluster.backend, &cluster.parameters, places, hints)?;
+                let StorageCluster { backend, parameters, .. } = self.cluster;
+                let storage = storage::open(*backend, parameters, places, hints)?;
                 let by_holder = || holders.first().map(|holder| holder.image.clone());
                 let image = volume.map(|volume| volume.facts.image.clone()).or_else(by_holder);
                 let image = image.unwrap_or_default();
