@@ -159,7 +159,9 @@ fn a_console_is_served_as_long_as_it_is_wanted_and_its_program_is_watched_over()
     let server = server();
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("log");
-    let script = format!("echo $$ {{vmi}} {{port}} >> {}; exec sleep 1000", log.display());
+    let log_file = log.display();
+    let script =
+        format!("echo $$ {{vmi}} {{port}} >> {log_file}; echo no screen >&2; exec sleep 1000");
     let mut agent = agent(&server, "n1", &format!("console_command = ['sh', '-c', '{script}']"));
     let file = agent.path("zedkube/vmiVNC.run");
     let text = || fs::read_to_string(&file).ok();
@@ -184,7 +186,8 @@ fn a_console_is_served_as_long_as_it_is_wanted_and_its_program_is_watched_over()
 
     // It ends by itself and is started again.
     let _ = Command::new("kill").arg(first.0.to_string()).output().unwrap();
-    wait_for("the fault", SOON, || Ok(agent.fault("the console's program"))).unwrap();
+    let fault = wait_for("the fault", SOON, || Ok(agent.fault("the console's program"))).unwrap();
+    assert!(fault.ends_with(": no screen; it is started again"), "{fault}");
     let again = wait_for("the next program", SOON, || Ok(served(&log).get(1).cloned())).unwrap();
     assert!(!lives(first.0) && lives(again.0));
     wait_for("no fault", SOON, || Ok(agent.works("console").then_some(()))).unwrap();

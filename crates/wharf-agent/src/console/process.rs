@@ -1,11 +1,17 @@
 //! The program that serves a console, as long as it is wanted.
 
-use std::{path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    path::PathBuf,
+    process::Stdio,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use rustix::process::Signal;
 use tokio::{
-    process::{Child, Command},
-    time::{Instant, timeout},
+    io::AsyncReadExt,
+    process::{Child, ChildStderr, Command},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{info, warn};
 use wharf_core::node::console::Console;
@@ -19,6 +25,10 @@ use crate::{
 const STEADY: Duration = Duration::from_secs(10);
 /// Between the polite word and the end.
 const GRACE: Duration = Duration::from_secs(3);
+/// Of what a program says on its standard error, the end counts.
+const LONGEST_WORD: usize = 400;
+/// What it said last may come after the news of its end.
+const LAST_WORD: Duration = Duration::from_millis(200);
 
 /// At most one program at a time.
 pub struct Served {
@@ -41,6 +51,29 @@ struct Running {
     group: Group,
     child: Child,
     begun: Instant,
+    said: Said,
+}
+
+/// The end of what a program says on its standard error.
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl Said {
+    async fn hear(self, mut stderr: ChildStderr) {
+        let mut piece = [0; LONGEST_WORD];
+        while let Ok(count @ 1..) = stderr.read(&mut piece).await {
+            let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            said.extend(piece.iter().take(count));
+            let excess = said.len().saturating_sub(LONGEST_WORD);
+            said.drain(..excess);
+        }
+    }
+
+    fn last_line(&self) -> String {
+        let said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&said);
+        text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
+    }
 }
 
 impl Served {
@@ -91,10 +124,12 @@ impl Served {
         }
         self.not_before = Instant::now() + STEADY;
         match self.start(console) {
-            Ok(child) => {
+            Ok(mut child) => {
                 info!(vmi = console.vmi, port = console.port, "the console's program was started");
-                let (console, group) = (console.clone(), Group::of(&child));
-                self.running = Some(Running { console, child, group, begun: Instant::now() });
+                let (console, group, said) = (console.clone(), Group::of(&child), Said::default());
+                // Ends with the program, and whoever else has its standard error.
+                child.stderr.take().map(|stderr| tokio::spawn(said.clone().hear(stderr)));
+                self.running = Some(Running { console, child, group, begun: Instant::now(), said });
             }
             Err(error) => {
                 let program = self.command.first().map(String::as_str).unwrap_or_default();
@@ -116,16 +151,19 @@ impl Served {
             command.env("KUBECONFIG", kubeconfig);
         }
         self.mark.put_on(&mut command);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()
     }
 
     /// Returns when the program ended by itself; never while there is none.
     pub async fn ended(&mut self) {
         let Some(running) = &mut self.running else { return std::future::pending().await };
         let ended = running.child.wait().await;
+        sleep(LAST_WORD).await;
+        let said = running.said.last_line();
+        let said = if said.is_empty() { said } else { format!(": {said}") };
         self.running = None;
         self.fault = Some(match ended {
-            Ok(status) => format!("it ended by itself ({status}) and is started again"),
+            Ok(status) => format!("it ended by itself ({status}){said}; it is started again"),
             Err(error) => format!("it is lost: {error}"),
         });
     }
