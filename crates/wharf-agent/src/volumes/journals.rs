@@ -60,14 +60,21 @@ impl Journals {
         Ok(Some(journal))
     }
 
-    /// It is on the disk when this returns. One without pods is removed.
+    /// A killed agent's successor finds it when this returns; one without pods is removed. That there is
+    /// a journal outlives the machine's end, and so does what some step has said: which of them was
+    /// the last counts for nothing after a boot, and to have that on the disk takes as long again.
     pub fn store(&self, journal: &Journal) -> io::Result<()> {
         let path = self.path(&journal.volume)?;
         if journal.pods.is_empty() {
             files::remove_file(&path)?;
             return fs::File::open(&self.dir)?.sync_all();
         }
-        files::write_durably(&path, MODE, &serde_json::to_vec(journal)?)
+        let text = serde_json::to_vec(journal)?;
+        if path.exists() {
+            files::write(&path, MODE, &text)
+        } else {
+            files::write_durably(&path, MODE, &text)
+        }
     }
 
     /// Names of volumes come from kubelet and from the API: none may lead elsewhere.
