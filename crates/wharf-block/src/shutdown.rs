@@ -1,7 +1,7 @@
 //! Cuts a mounted file system off from its device, so that a machine that must not write any more
 //! does not, whatever its pods do.
 
-use std::{fs::File, io, path::Path};
+use std::{fs::File, io, os::unix::fs::MetadataExt, path::Path};
 
 use rustix::io::Errno;
 
@@ -32,6 +32,25 @@ pub fn shut_down(mount_point: &Path) -> Result<(), Error> {
     let path = mount_point.display().to_string();
     let root =
         File::open(mount_point).map_err(|source| Error::Io { path: path.clone(), source })?;
+    end(root, path)
+}
+
+/// The same, if what is mounted there is on this device, `major:minor` as the table of mounts has it. A
+/// directory in which nothing is mounted any more lies on a file system of the machine, which must not
+/// end; says whether it was the one that is meant.
+pub fn shut_down_only(mount_point: &Path, device: &str) -> Result<bool, Error> {
+    let path = mount_point.display().to_string();
+    let failed = |source| Error::Io { path: path.clone(), source };
+    let root = File::open(mount_point).map_err(failed)?;
+    let found = root.metadata().map_err(failed)?.dev();
+    let (major, minor) = (rustix::fs::major(found), rustix::fs::minor(found));
+    if format!("{major}:{minor}") != device {
+        return Ok(false);
+    }
+    end(root, path).map(|()| true)
+}
+
+fn end(root: File, path: String) -> Result<(), Error> {
     match ioctl::shutdown(root) {
         Ok(()) => Ok(()),
         Err(Errno::NOTTY | Errno::OPNOTSUPP) => Err(Error::NotSupported(path)),

@@ -13,6 +13,7 @@ use rustix::{
     mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
+use wharf_block::shutdown;
 use wharf_core::volume::{
     journal::Signature,
     options::{Flag, Options},
@@ -69,17 +70,62 @@ pub fn is_mounted(at: &Path) -> Result<bool> {
 
 /// Whether some container still has what is mounted there.
 pub fn is_in_a_container(staged: &Mount) -> bool {
-    !users(staged).is_empty()
+    !users(staged, &seats(staged, &mounts().unwrap_or_default(), &[])).is_empty()
+}
+
+/// Ends all writing of the file system that is mounted in our own directory, if one is.
+pub fn shut_down(staging: &Path) -> Result<()> {
+    let all = mounts()?;
+    let is_it = |mount: &&Mount| mount.point == staging && mount.root == Path::new("/");
+    if let Some(staged) = all.iter().rfind(is_it) {
+        // Its device has the last word.
+        let _ = shutdown::shut_down_only(staging, &staged.device);
+    }
+    Ok(())
+}
+
+/// Where a directory that is used as it is shows.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown<'a> {
+    pub directory: &'a Path,
+    pub staging: &'a Path,
+    /// The directories of pods that have it.
+    pub binds: &'a [PathBuf],
+    /// What is above the directories of all pods.
+    pub pods: &'a Path,
+}
+
+/// Takes a directory away from all containers: from the places of pods first, so that one that is started
+/// meanwhile finds nothing there; then from those who have it, by their end; then from our own. That
+/// comes last, because by it the others are known.
+pub fn take_away(shown: &Shown) -> Result<()> {
+    let ours = mounts()?;
+    let Some(staged) = shown.staged(&ours) else { return Ok(()) };
+    let is_bound = |mount: &&Mount| is_of(&staged, mount) && mount.point.starts_with(shown.pods);
+    for bound in ours.iter().rev().filter(is_bound) {
+        unmount_all(&bound.point, true)?;
+    }
+    end_users(&staged, &seats(&staged, &ours, shown.binds))?;
+    unmount_all(shown.staging, true)
+}
+
+impl Shown<'_> {
+    /// As it is mounted in our own directory; and once it is not any more, as it would be.
+    fn staged(&self, ours: &[Mount]) -> Option<Mount> {
+        let found = ours.iter().find(|mount| mount.point == self.staging).cloned();
+        found.or_else(|| {
+            let (device, root) = seat_at(self.directory, ours)?;
+            let (point, kind) = (self.staging.to_owned(), String::new());
+            Some(Mount { id: 0, parent: 0, point, kind, device: device.to_owned(), root })
+        })
+    }
 }
 
 /// Ends every process of a container that has the staged directory, and sees that none is left.
-pub fn end_users(staging: &Path) -> Result<()> {
-    let what = || format!("end the users of {}", staging.display());
-    let Some(staged) = mounts()?.into_iter().find(|mount| mount.point == staging) else {
-        return Ok(());
-    };
+fn end_users(staged: &Mount, seats: &[Seat]) -> Result<()> {
+    let what = || format!("end the users of {}", staged.point.display());
     for _ in 0..END_TURNS {
-        let users = users(&staged);
+        let users = users(staged, seats);
         if users.is_empty() {
             return Ok(());
         }
@@ -100,11 +146,10 @@ pub fn end_users(staging: &Path) -> Result<()> {
 
 /// The processes with other mounts than ours that use the staged one. What cannot be looked at has
 /// ended meanwhile.
-fn users(staged: &Mount) -> Vec<Pid> {
+fn users(staged: &Mount, seats: &[Seat]) -> Vec<Pid> {
     let machine = Root::machine();
     let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
     let ours = namespace(Path::new("/proc/self"));
-    let our_mounts = mounts().unwrap_or_default();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut judged = BTreeMap::new();
     let mut is_user = |process: &fs::DirEntry| {
@@ -115,7 +160,7 @@ fn users(staged: &Mount) -> Vec<Pid> {
         let judged = judged.entry(other).or_insert_with(|| {
             let name = process.file_name();
             let theirs = mounts::of_process(&machine, &name.to_string_lossy()).unwrap_or_default();
-            decide_view(staged, &our_mounts, &theirs)
+            decide_view(staged, seats, &theirs)
         });
         match judged {
             View::Without => false,
@@ -142,15 +187,11 @@ enum View {
 
 /// A mount that was copied with what lies above it is still mounted on the same directory as ours. What
 /// a container was given is mounted on a directory of the container.
-fn decide_view(staged: &Mount, ours: &[Mount], theirs: &[Mount]) -> View {
-    // A container may be given a directory of the volume alone (`subPath`).
-    let is_it =
-        |mount: &&Mount| mount.device == staged.device && mount.root.starts_with(&staged.root);
-    let found: Vec<&Mount> = theirs.iter().filter(is_it).collect();
+fn decide_view(staged: &Mount, seats: &[Seat], theirs: &[Mount]) -> View {
+    let found: Vec<&Mount> = theirs.iter().filter(|mount| is_of(staged, mount)).collect();
     if found.is_empty() || found.iter().any(|mount| mount.point == staged.point) {
         return View::Without;
     }
-    let seats: Vec<_> = ours.iter().filter(is_it).filter_map(|it| seat(it, ours)).collect();
     let is_copy = |mount: &&Mount| seat(mount, theirs).is_some_and(|seat| seats.contains(&seat));
     if found.iter().all(is_copy) {
         return View::SeesOurs(found.iter().map(|mount| mount.id).collect());
@@ -158,10 +199,34 @@ fn decide_view(staged: &Mount, ours: &[Mount], theirs: &[Mount]) -> View {
     View::Uses
 }
 
-/// The directory on which it is mounted: its file system, and its place there.
-fn seat<'a>(mount: &Mount, all: &'a [Mount]) -> Option<(&'a str, PathBuf)> {
+/// Whether a mount shows the staged directory, or a part of it: a container may be given a directory of
+/// the volume alone (`subPath`).
+fn is_of(staged: &Mount, mount: &Mount) -> bool {
+    mount.device == staged.device && mount.root.starts_with(&staged.root)
+}
+
+/// A directory by its file system and its place there.
+type Seat<'a> = (&'a str, PathBuf);
+
+/// On what the staged directory is mounted here, or was a moment ago.
+fn seats<'a>(staged: &Mount, ours: &'a [Mount], binds: &[PathBuf]) -> Vec<Seat<'a>> {
+    let now = ours.iter().filter(|mount| is_of(staged, mount)).filter_map(|it| seat(it, ours));
+    now.chain(binds.iter().filter_map(|bind| seat_at(bind, ours))).collect()
+}
+
+/// The directory on which it is mounted.
+fn seat<'a>(mount: &Mount, all: &'a [Mount]) -> Option<Seat<'a>> {
     let parent = all.iter().find(|one| one.id == mount.parent)?;
     let below = mount.point.strip_prefix(&parent.point).ok()?;
+    Some((&parent.device, parent.root.join(below)))
+}
+
+/// The directory that is at a path, below what is mounted there.
+fn seat_at<'a>(path: &Path, all: &'a [Mount]) -> Option<Seat<'a>> {
+    let is_above = |mount: &&Mount| path != mount.point && path.starts_with(&mount.point);
+    let parent =
+        all.iter().filter(is_above).max_by_key(|mount| mount.point.components().count())?;
+    let below = path.strip_prefix(&parent.point).ok()?;
     Some((&parent.device, parent.root.join(below)))
 }
 
@@ -470,29 +535,44 @@ mod tests {
             ]
         };
         let of_host = View::SeesOurs([53, 54].into());
-        assert_eq!(decide_view(&staged, &host, &all("/host")), of_host);
+        let view = |theirs: &[Mount]| decide_view(&staged, &seats(&staged, &host, &[]), theirs);
+        assert_eq!(view(&all("/host")), of_host);
+        // The same when the pod's directory is unmounted here already.
+        let (after, bind) = (host.get(..3).unwrap_or_default(), [PathBuf::from(POD)]);
+        let seats_after = seats(&staged, after, &bind);
+        assert_eq!(decide_view(&staged, &seats_after, &all("/host")), of_host);
         // The directories of pods, at the same place, as drivers of other storage have them.
         let pods = [
             container.clone(),
             mount(51, 50, "8:2", "/disk/pods", "/k/pods"),
             mount(52, 51, "8:9", "/all", POD),
         ];
-        assert_eq!(decide_view(&staged, &host, &pods), View::SeesOurs([52].into()));
+        assert_eq!(view(&pods), View::SeesOurs([52].into()));
         // One that was given it uses it, whatever else it sees.
         let both = [all("/host"), vec![given.clone()]].concat();
         let part = mount(60, 50, "8:9", "/all/part", "/data");
         for theirs in [vec![container.clone(), given.clone()], vec![container.clone(), part], both]
         {
-            assert_eq!(decide_view(&staged, &host, &theirs), View::Uses);
+            assert_eq!(view(&theirs), View::Uses);
         }
         // The same path is not the same directory.
         let alike = mount(61, 50, "8:9", "/all", &below("/host", STAGED));
-        assert_eq!(decide_view(&staged, &host, &[container.clone(), alike]), View::Uses);
+        assert_eq!(view(&[container.clone(), alike]), View::Uses);
         // What it lies on cannot be seen.
-        assert_eq!(decide_view(&staged, &host, &[given]), View::Uses);
+        assert_eq!(view(&[given]), View::Uses);
         let other = mount(62, 50, "8:9", "/other", "/data");
-        assert_eq!(decide_view(&staged, &host, &[container, other]), View::Without);
-        assert_eq!(decide_view(&staged, &host, &host), View::Without, "another agent");
+        assert_eq!(view(&[container, other]), View::Without);
+        assert_eq!(view(&host), View::Without, "another agent");
+        // Once it is not staged any more it is known by its path.
+        let shared = [mount(1, 0, "8:1", "/", "/"), mount(9, 1, "8:9", "/", "/srv")];
+        let shown = Shown {
+            directory: Path::new("/srv/all"),
+            staging: Path::new(STAGED),
+            binds: &[],
+            pods: Path::new("/k/pods"),
+        };
+        let known = shown.staged(&shared).unwrap();
+        assert_eq!((known.device, known.root), (staged.device.clone(), staged.root.clone()));
     }
 
     #[test]

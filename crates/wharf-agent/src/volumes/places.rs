@@ -78,6 +78,11 @@ impl Places {
         Ok(self.driver()?.with_file_name(name))
     }
 
+    /// Where kubelet has the directories of all pods.
+    pub fn pods(&self) -> PathBuf {
+        self.kubelet_root().join("pods")
+    }
+
     /// Where a volume's file system is mounted once for all pods of the node. It lies below kubelet's
     /// directory, so that a containerised agent's mounts are seen where kubelet's are.
     pub fn staging(&self, volume: &str) -> PathBuf {

@@ -82,6 +82,9 @@ pub struct Use {
     pub agent: String,
     /// Where the file system is mounted, if it is.
     pub staging: PathBuf,
+    /// The directories of pods that have it, and what is above those of all pods.
+    pub binds: Vec<PathBuf>,
+    pub pods: PathBuf,
 }
 
 impl Use {

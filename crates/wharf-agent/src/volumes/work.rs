@@ -310,6 +310,8 @@ pub fn use_of(journal: &Journal, boot_id: &str, places: &Places) -> Use {
         boot_id: boot_id.to_owned(),
         agent: agent_of(boot_id, &places.state_dir),
         staging: places.staging(&journal.volume),
+        binds: journal.pods.iter().map(|pod| PathBuf::from(&pod.mount_dir)).collect(),
+        pods: places.pods(),
     }
 }
 

@@ -83,9 +83,16 @@ impl Storage for Dir {
         }
     }
 
-    /// Whoever has files open there is ended: nothing else would keep him from writing.
+    /// Nobody who is started from now on gets it, and whoever has it is ended: nothing else would keep
+    /// him from writing.
     fn cut(&self, volume: &Use, _device: Option<&Device>) -> Result<()> {
-        Ok(kernel::end_users(&volume.staging)?)
+        let shown = kernel::Shown {
+            directory: &below(&self.directory, &volume.image)?,
+            staging: &volume.staging,
+            binds: &volume.binds,
+            pods: &volume.pods,
+        };
+        Ok(kernel::take_away(&shown)?)
     }
 
     fn fence(&self, _image: &str, _holders: &[Entry], _generation: Generation) -> Result<()> {
