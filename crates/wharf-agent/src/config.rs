@@ -119,6 +119,10 @@ pub struct Volumes {
     /// Whether this node cuts its volumes off before its lease ends. Without it: only where the
     /// storage cannot shut the node out.
     pub self_fence: Option<bool>,
+    /// Whether the guard forces the machine down when volumes cannot be cut off before the lease ends.
+    pub self_fence_reboot: bool,
+    /// How: the kernel's own trigger. Tests have another.
+    pub reboot_trigger: PathBuf,
     /// How long the lease lasts without being renewed.
     pub lease_seconds: u64,
 }
@@ -133,6 +137,8 @@ impl Default for Volumes {
             takeover_policy: Takeover::ByProof,
             rwo_scope: RwoScope::Pod,
             self_fence: None,
+            self_fence_reboot: false,
+            reboot_trigger: "/proc/sysrq-trigger".into(),
             lease_seconds: Terms::default().duration.as_secs(),
         }
     }

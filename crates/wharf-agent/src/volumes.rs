@@ -26,6 +26,7 @@ mod storage;
 mod stranded;
 mod tenure;
 mod tidy;
+mod unread;
 mod work;
 
 use std::{

@@ -11,6 +11,8 @@ mod csi;
 mod deletion;
 #[path = "volumes/door.rs"]
 mod door;
+#[path = "volumes/guard.rs"]
+mod guard;
 #[path = "volumes/hung.rs"]
 mod hung;
 #[path = "volumes/nodes.rs"]

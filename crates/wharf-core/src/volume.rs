@@ -11,8 +11,9 @@
 //! off or is late; `wharf-sim` tries it.
 //!
 //! **Assumption:** clocks run apart by less than the stated bound, and something that outlives the
-//! agent's process cuts its volumes at the deadline of [`lease::Tenure`]. A whole machine that is
-//! stopped and goes on later breaks this for backends that cannot shut a client out.
+//! agent's process cuts its volumes at the deadline of [`lease::Tenure`] ([`guard`]). For backends that
+//! cannot shut a client out two things break this: a whole machine that is stopped and goes on later, and
+//! one that cannot cut a volume off because its storage does not answer, unless it forces itself down.
 //!
 //! Start reading at [`attach::decide_attach`], then [`journal::decide_next`].
 
@@ -22,6 +23,7 @@ pub mod cleanup;
 pub mod explain;
 pub mod fence;
 pub mod garbage;
+pub mod guard;
 pub mod journal;
 pub mod lease;
 pub mod options;

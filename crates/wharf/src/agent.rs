@@ -61,6 +61,7 @@ Keys of the configuration file:
     takeover_policy  by_proof, or the unsafe by_name [default: by_proof]
     rwo_scope      what once means: pod or node [default: pod]
     self_fence     cut volumes off before the lease ends [default: where the storage cannot]
+    self_fence_reboot  restart the machine where they cannot be cut off [default: false]
     lease_seconds  [default: 20]
   [logs]           where the lines of applications go; what is not given gets none
     file           a file that is appended to
@@ -103,6 +104,9 @@ enum AgentCommand {
         /// kubelet's own directory
         #[arg(long, value_name = "DIR")]
         kubelet_root: PathBuf,
+        /// Force the machine down through this file when volumes cannot be cut off
+        #[arg(long, value_name = "FILE")]
+        reboot_through: Option<PathBuf>,
     },
     /// Put the agent on this pod's host and follow it there; run by the pods of the DaemonSet
     #[command(hide = true)]
@@ -148,9 +152,10 @@ pub fn run(args: AgentArgs, format: Format) -> anyhow::Result<ExitCode> {
             return done(operation::run(&args, "shutdown", format));
         }
         Some(AgentCommand::Update(args)) => return done(operation::run_update(&args, format)),
-        Some(AgentCommand::VolumeGuard { state_dir, kubelet_root }) => {
+        Some(AgentCommand::VolumeGuard { state_dir, kubelet_root, reboot_through }) => {
             logging::init(&args.log)?;
-            return done(Ok(volumes::guard(&Places::of_guard(state_dir, kubelet_root))?));
+            let places = Places::of_guard(state_dir, kubelet_root, reboot_through);
+            return done(Ok(volumes::guard(&places)?));
         }
         Some(AgentCommand::Launch) => {
             logging::init(&args.log)?;

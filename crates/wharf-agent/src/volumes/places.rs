@@ -21,6 +21,8 @@ pub struct Places {
     seen_root: Arc<OnceLock<PathBuf>>,
     given_plugins: Option<PathBuf>,
     driver: Option<PathBuf>,
+    /// Where the guard forces the machine down, if it is to.
+    pub reboot: Option<PathBuf>,
 }
 
 impl Places {
@@ -31,17 +33,19 @@ impl Places {
             seen_root: Arc::default(),
             given_plugins: config.plugin_dir.clone(),
             driver: config.driver.clone(),
+            reboot: config.self_fence_reboot.then(|| config.reboot_trigger.clone()),
         }
     }
 
     /// What the guard has to know.
-    pub fn of_guard(state_dir: PathBuf, kubelet_root: PathBuf) -> Self {
+    pub fn of_guard(state_dir: PathBuf, kubelet_root: PathBuf, reboot: Option<PathBuf>) -> Self {
         Self {
             state_dir,
             given_root: Some(kubelet_root),
             seen_root: Arc::default(),
             given_plugins: None,
             driver: None,
+            reboot,
         }
     }
 

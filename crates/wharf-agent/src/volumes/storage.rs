@@ -20,7 +20,7 @@ use wharf_core::volume::{
 };
 
 use super::{Places, journals::is_name, kernel::KernelError};
-pub use devices::{Files, Hints, every_device};
+pub use devices::{Files, Hints, Listed, every_device, every_listed};
 pub use tag::{Tag, agent_of};
 
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ pub enum StorageError {
 }
 
 impl StorageError {
-    fn io(what: impl Into<String>, source: io::Error) -> Self {
+    pub fn io(what: impl Into<String>, source: io::Error) -> Self {
         Self::Io { what: what.into(), source }
     }
 }
@@ -113,7 +113,8 @@ pub trait Storage: Send + Sync {
     fn map(&self, volume: &Use) -> Result<Device>;
     /// Takes the device away, and sees that it is gone.
     fn unmap(&self, volume: &Use, device: &Device) -> Result<()>;
-    /// Nothing that is written reaches the storage after this, and what hangs comes loose.
+    /// Nothing that is written reaches the storage after this, and what hangs comes loose. It fails
+    /// where that is not known for sure: others take the volume over on the strength of it.
     /// The device may be unknown, when it is what hangs.
     fn cut(&self, volume: &Use, device: Option<&Device>) -> Result<()>;
     /// Shuts out these holders, and every client below the generation.

@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn pods_of_a_volume_that_was_cut_off_are_known_after_a_start() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places::of_guard(dir.path().to_owned(), "/k".into());
+        let places = Places::of_guard(dir.path().to_owned(), "/k".into(), None);
         let stranded = Stranded::open(&places).unwrap();
         let entry = Entry { pod: "a".to_owned(), pod_uid: "u".to_owned(), ..Entry::default() };
         let pod = PodUse {

@@ -1,8 +1,8 @@
 //! The agent's lease: as long as it is renewed, this node may hold volumes.
 //!
 //! Guarantees: the number of the tenure is on the disk before the lease has it, and never falls. A new
-//! tenure begins only after everything that promised to be cut off with the old one is. While no
-//! guard runs nothing is renewed.
+//! tenure begins only after everything that promised to be cut off with the old one is known to be.
+//! While there is no guard that can be relied on nothing is renewed.
 
 use std::{collections::BTreeSet, io, path::Path, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ use wharf_kube::{
     volumes::{AgentLease, Written},
 };
 
-use super::{Shared, Volumes, boot_id, guard, since_boot, work::VolumeError};
+use super::{Shared, Volumes, boot_id, guard, since_boot, unread::Unread, work::VolumeError};
 use crate::{
     device,
     health::Reporter,
@@ -47,6 +47,9 @@ pub struct Kept {
     /// When the last renewal was sent, and when the guard has to act: milliseconds since boot.
     pub renewed: u64,
     pub cut_at: u64,
+    /// When the lease ends, and others count on the cut.
+    #[serde(default)]
+    pub ends_at: u64,
 }
 
 impl Kept {
@@ -80,8 +83,13 @@ enum LeaseError {
     NoWay,
     #[error("no answer within {} s", CALL.as_secs())]
     Late,
-    #[error("volumes of the last tenure are not cut off yet")]
-    NotCut,
+    #[error(
+        "of the last tenure these volumes are not known to be cut off: {}; until they are, this \
+         node holds none", .0.join(", ")
+    )]
+    NotCut(Vec<String>),
+    #[error("there is no guard of volumes that can be relied on")]
+    NoGuard(#[source] io::Error),
     #[error("the tenure cannot be kept on the disk")]
     Disk(#[from] io::Error),
     #[error(transparent)]
@@ -131,7 +139,11 @@ struct Keeper {
 impl Keeper {
     /// Renews or takes the lease if it is time, and says when to look again.
     async fn turn(&mut self) -> Result<Duration, LeaseError> {
-        guard::ensure(&self.volumes.places)?;
+        let places = self.volumes.places.clone();
+        let ensured = tokio::task::spawn_blocking(move || guard::ensure(&places)).await;
+        ensured
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
+            .map_err(LeaseError::NoGuard)?;
         if self.lease.is_none() {
             let api = self.volumes.cluster().ok_or(LeaseError::NoWay)?;
             let asked = timeout(CALL, api.agent_lease(&self.volumes.node)).await;
@@ -154,18 +166,16 @@ impl Keeper {
 
     /// A new tenure, after the old one has left nothing.
     async fn next_number(&mut self) -> Result<u64, LeaseError> {
-        if !self.volumes.is_cut_off()? {
-            self.volumes.cut_lapsed().await?;
-            if !self.volumes.is_cut_off()? {
-                return Err(LeaseError::NotCut);
-            }
+        let left = self.volumes.cut_lapsed().await?;
+        if !left.is_empty() {
+            return Err(LeaseError::NotCut(left));
         }
         let seen = self.lease.iter().flatten().map(|lease| lease.tenure).max();
         let number = seen.unwrap_or_default().max(self.kept.number).saturating_add(1);
         let boot_id = self.volumes.boot_id.clone();
         let now = millis(since_boot());
         // Nothing is held in it yet, so that the guard has nothing to do.
-        let kept = Kept { number, boot_id, renewed: 0, cut_at: now };
+        let kept = Kept { number, boot_id, renewed: 0, cut_at: now, ends_at: now };
         kept.store(&self.volumes.places.state_dir)?;
         self.kept = kept;
         Ok(number)
@@ -193,6 +203,7 @@ impl Keeper {
             boot_id: volumes.boot_id.clone(),
             renewed: millis(sent),
             cut_at: millis(tenure.cut_at(&volumes.terms)),
+            ends_at: millis(sent.after(duration)),
         };
         kept.store(&volumes.places.state_dir)?;
         if self.held.borrow().is_none_or(|held| held.number != number) {
@@ -209,31 +220,53 @@ fn millis(time: SinceBoot) -> u64 {
 }
 
 impl Volumes {
-    /// Whether nothing that promised it can write any more.
-    fn is_cut_off(&self) -> io::Result<bool> {
-        Ok(self.open_volumes()?.is_empty())
-    }
-
-    /// The volumes that promised to be cut off with their tenure, and are not.
-    fn open_volumes(&self) -> io::Result<Vec<Journal>> {
-        let mut open = Vec::new();
+    /// The volumes that promised to be cut off with their tenure, and are not; and those of which nobody
+    /// knows, because their journals cannot be read.
+    fn open_volumes(&self) -> io::Result<(Vec<Journal>, Vec<String>)> {
+        let (mut open, mut unread) = (Vec::new(), Vec::new());
         for name in self.journals.names()? {
-            let journal = self.journals.load(&name)?;
-            open.extend(journal.filter(|journal| guard::is_open(journal, &self.boot_id)));
+            match self.journals.load(&name) {
+                Ok(journal) => {
+                    open.extend(journal.filter(|it| guard::is_open(it, &self.boot_id)));
+                }
+                Err(error) => {
+                    warn!(volume = name, %error, "its journal cannot be read");
+                    unread.push(name);
+                }
+            }
         }
-        Ok(open)
+        Ok((open, unread))
     }
 
     /// Cuts off and takes away what was held in a tenure that has ended, side by side: one that hangs
-    /// keeps no other from it.
-    async fn cut_lapsed(&self) -> io::Result<()> {
+    /// keeps no other from it. Says what is not known to be cut off after that.
+    async fn cut_lapsed(&self) -> io::Result<Vec<String>> {
+        let (open, unread) = self.open_volumes()?;
         let cut = |journal: Journal| async move {
             if let Err(error) = self.cut_one(&journal).await {
                 warn!(volume = journal.volume, reason = chain(&error), "not all is taken away yet");
             }
         };
-        join_all(self.open_volumes()?.into_iter().map(cut)).await;
-        Ok(())
+        let settle = |volume: String| async move {
+            let reason = self.settle_unread(&volume).await.err().map(|error| chain(&error))?;
+            warn!(volume, reason, "a volume whose journal cannot be read is not cut off");
+            Some(volume)
+        };
+        let (_, left) = tokio::join!(
+            join_all(open.into_iter().map(cut)),
+            join_all(unread.into_iter().map(settle)),
+        );
+        let (open, _) = self.open_volumes()?;
+        let open = open.into_iter().map(|journal| journal.volume);
+        Ok(open.chain(left.into_iter().flatten()).collect())
+    }
+
+    async fn settle_unread(&self, volume: &str) -> Result<(), VolumeError> {
+        let (places, boot_id, name) =
+            (self.places.clone(), self.boot_id.clone(), volume.to_owned());
+        let settle =
+            move || Ok(Unread { places: &places, boot_id: &boot_id, volume: &name }.settle()?);
+        self.by_force(volume, "cut off a volume without a journal", settle).await
     }
 
     async fn cut_one(&self, journal: &Journal) -> Result<(), VolumeError> {

@@ -47,8 +47,13 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
         return Ok(());
     };
     let volumes = shared.volumes(&node)?;
-    let mut round =
-        Round { volumes, reporter, unknown: BTreeMap::new(), strays_at: Instant::now() };
+    let mut round = Round {
+        volumes,
+        reporter,
+        unknown: BTreeMap::new(),
+        strays_at: Instant::now(),
+        names: Vec::new(),
+    };
     loop {
         let turn = async {
             round.turn().await;
@@ -66,6 +71,8 @@ struct Round {
     /// Directories of pods that the API server does not know, and since when.
     unknown: BTreeMap<String, Instant>,
     strays_at: Instant,
+    /// The volumes of the last round.
+    names: Vec<String>,
 }
 
 impl Round {
@@ -80,6 +87,11 @@ impl Round {
             Err(error) => return self.reporter.fault("journals", &error.to_string()),
         };
         self.reporter.clear("journals");
+        // Nothing can be wrong any more with what is not there.
+        for gone in self.names.iter().filter(|name| !names.contains(name)) {
+            self.reporter.clear(gone);
+        }
+        self.names.clone_from(&names);
         let orphans = self.orphans(&names).await;
         let all = Instant::now() >= self.strays_at;
         let api = self.volumes.cluster();

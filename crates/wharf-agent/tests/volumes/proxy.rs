@@ -32,7 +32,7 @@ const DEADLINE: Duration = Duration::from_secs(180);
 /// A block server of this world.
 pub struct BlockServer {
     pub process: Process,
-    address: String,
+    pub address: String,
 }
 
 impl BlockServer {

@@ -52,6 +52,15 @@ impl Hints {
         Ok(devices.into_iter().find(|device| device.path == path))
     }
 
+    /// All devices of a volume up to its grant, to be cut off. Nothing is taken from memory here, and it
+    /// is said whether one that does not answer may be among them.
+    pub fn every(&self, volume: &Use, file: &Path) -> Result<Listed> {
+        let mut listed = list(&volume.tag(), |shown| may_be(shown, file))?;
+        // A later one is of somebody who has the volume by right.
+        listed.found.retain(|(_, generation)| *generation <= volume.generation);
+        Ok(listed)
+    }
+
     pub fn detach(&self, device: &loops::Device) -> Result<()> {
         loops::detach(device)?;
         self.forget(&device.tag);
@@ -109,12 +118,40 @@ pub fn every_device(tag: &Tag, files: &Files) -> Result<Vec<(loops::Device, Gene
     listed(tag, |shown| files.may_be(shown))
 }
 
+/// The same, for who has to know whether there are more.
+pub fn every_listed(tag: &Tag, files: &Files) -> Result<Listed> {
+    list(tag, |shown| files.may_be(shown))
+}
+
+/// Devices of a volume, with their grants.
+pub struct Listed {
+    pub found: Vec<(loops::Device, Generation)>,
+    /// One that does not answer may be among them.
+    pub silent: bool,
+}
+
+impl Listed {
+    /// Cuts off all that are known, and fails if there may be more: whoever asks takes it for sure that
+    /// nothing is written any more.
+    pub fn cut(&self) -> Result<()> {
+        for (device, _) in &self.found {
+            loops::cut(device)?;
+        }
+        if self.silent { Err(StorageError::Silent) } else { Ok(()) }
+    }
+}
+
 /// All devices of a boot and volume, with their grants. One that does not answer may be among them, if
 /// it may be of the volume's file.
 fn listed(
     tag: &Tag,
     may_be_it: impl Fn(&Path) -> bool,
 ) -> Result<Vec<(loops::Device, Generation)>> {
+    let Listed { found, silent } = list(tag, may_be_it)?;
+    if silent && found.is_empty() { Err(StorageError::Silent) } else { Ok(found) }
+}
+
+fn list(tag: &Tag, may_be_it: impl Fn(&Path) -> bool) -> Result<Listed> {
     let mut found = Vec::new();
     let mut silent = false;
     for observed in loops::list()? {
@@ -126,7 +163,7 @@ fn listed(
             Observed::Silent { file: shown, .. } => silent |= may_be_it(&shown),
         }
     }
-    if silent && found.is_empty() { Err(StorageError::Silent) } else { Ok(found) }
+    Ok(Listed { found, silent })
 }
 
 /// Whether a path that the kernel shows may be that of the file, of which at least the end is known.
@@ -180,7 +217,7 @@ mod tests {
 
     #[test]
     fn of_a_volume_without_a_journal_only_what_may_be_its_own_device_is_feared() {
-        let places = Places::of_guard("/no/state".into(), "/no/kubelet".into());
+        let places = Places::of_guard("/no/state".into(), "/no/kubelet".into(), None);
         let of = |image: &str| Files::of(&places, "pv-1", [image.to_owned()].into()).unwrap();
         for (shown, by_image, by_any) in [
             ("/no/state/proxies/pv-1/mnt/disk", true, true),

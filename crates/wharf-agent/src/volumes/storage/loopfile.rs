@@ -11,11 +11,11 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use wharf_block::{loops, shutdown};
+use wharf_block::loops;
 use wharf_core::volume::record::{Entry, Generation};
 
 use super::{Device, Hints, Result, Storage, StorageError, Use, below, devices::shown, parameter};
-use crate::host::files;
+use crate::{host::files, volumes::kernel};
 
 /// Of every image.
 pub const ENDING: &str = "img";
@@ -90,16 +90,12 @@ impl Storage for Loopfile {
         }
     }
 
-    fn cut(&self, volume: &Use, device: Option<&Device>) -> Result<()> {
-        let name = name_of(&volume.image);
-        let found = device.map(|device| self.hints.at(volume, &name, &device.path)).transpose()?;
-        let Some(device) = found.flatten() else { return Ok(()) };
-        match shutdown::shut_down(&volume.staging) {
-            // Nothing is mounted there: the device is all there is to cut.
-            Err(shutdown::Error::NotSupported(_) | shutdown::Error::Io { .. }) | Ok(()) => {}
-            Err(error) => return Err(error.into()),
-        }
-        Ok(loops::cut(&device)?)
+    /// Which device is meant is looked up anew: one that was not seen, because it hangs, is not one that
+    /// is not there.
+    fn cut(&self, volume: &Use, _device: Option<&Device>) -> Result<()> {
+        // Pods can write nothing more from here on, also where the device does not answer.
+        kernel::shut_down(&volume.staging)?;
+        self.hints.every(volume, &name_of(&volume.image))?.cut()
     }
 
     /// There is nobody who could refuse: the proof has to stand for itself.
