@@ -3,12 +3,14 @@
 use std::{fs, time::Duration};
 
 use serde_json::{Value, json};
-use wharf_testbed::{Host, wait_for};
+use wharf_testbed::{Host, Power, wait_for};
 
 use crate::{
     CONTROL, WORKER,
     bed::{Bed, DEADLINE},
-    cordoned, join, nodes_ready,
+    cordoned,
+    held::Held,
+    join, nodes_ready,
 };
 
 const NAME: &str = "gate";
@@ -24,6 +26,7 @@ fn a_node_is_emptied_before_it_goes_down_and_goes_down_once() {
     bed.send(&["create"], &bed.wish(NAME, &NODES)).ok();
     let gate = Gate::prepare(&bed);
 
+    gate.a_held_operation_is_taken_back_or_is_done_once();
     gate.a_blocked_reboot_waits_and_is_then_done();
     gate.a_cordon_that_is_refused_has_failed_and_is_tried_again_without_a_word();
     gate.a_cordon_of_a_person_outlives_the_reboot();
@@ -70,14 +73,48 @@ impl<'a> Gate<'a> {
         self.wait_for_status(2);
     }
 
-    fn a_blocked_reboot_waits_and_is_then_done(&self) {
+    /// From the server, while a budget holds the drain: what is taken back was never begun, what is not
+    /// is done when the budget lets go.
+    fn a_held_operation_is_taken_back_or_is_done_once(&self) {
         self.run_a_protected_pod();
         let booted = self.boots();
-        self.agent(&["reboot"]);
+        self.bed.world.local(&["node", "reboot", NAME, NODE]).ok();
+        self.wait_for_the_budget();
+        assert_eq!(cordoned(self.bed, NAME), [NODE]);
+        self.bed.world.local(&["node", "reboot", NAME, NODE, "--cancel"]).ok();
+        let ended = self.bed.wait_for_end(NAME);
+        assert_eq!(ended["state"], "canceled", "{ended}");
+        self.wait_for("the node to be given back", || {
+            cordoned(self.bed, NAME).is_empty() && self.cordon_mark().is_empty()
+        });
+        self.wait_for_status(2);
+        assert_eq!((self.boots(), &self.job("reboot")["Phase"]), (booted, &json!("canceled")));
+
+        self.bed.world.local(&["node", "shutdown", NAME, NODE]).ok();
+        self.wait_for_the_budget();
+        assert_eq!((self.boots(), self.host.power().unwrap()), (booted, Power::On));
+        self.bed.kubectl(NAME, &["delete", "pdb", "held"]).unwrap();
+        self.wait_for("the machine to be off", || self.host.power().unwrap() == Power::Off);
+        let ended = self.bed.wait_for_end(NAME);
+        assert_eq!(ended["state"], "succeeded", "{ended}");
+        assert_eq!(cordoned(self.bed, NAME), [NODE]);
+        self.host.start().unwrap();
+        self.wait_until_back("shutdown");
+        assert_eq!((self.boots(), self.host.power().unwrap()), (booted + 1, Power::On));
+    }
+
+    fn wait_for_the_budget(&self) {
         self.wait_for("the budget to be named", || {
             let blocking = self.status()["Blocking"].to_string();
             blocking.contains("pod default/held is protected by budget held, 0 allowed")
         });
+    }
+
+    fn a_blocked_reboot_waits_and_is_then_done(&self) {
+        self.run_a_protected_pod();
+        let booted = self.boots();
+        self.agent(&["reboot"]);
+        self.wait_for_the_budget();
         assert_eq!(self.status()["Status"], 5);
         assert_eq!(cordoned(self.bed, NAME), [NODE]);
         let health = self.host.ssh(&["/opt/wharf/bin/wharf", "agent", "status"]).unwrap();
@@ -138,22 +175,22 @@ impl<'a> Gate<'a> {
         self.wait_until_back("reboot");
     }
 
-    /// In turn: while the cluster does not answer, while evictions fail, after they have failed for
-    /// good, while a budget blocks, and at the very end.
+    /// In turn: when it has just asked, while the cluster does not answer, while evictions fail, after
+    /// they have failed for good, while a budget blocks, and at the very end. After the failure nobody
+    /// asks for anything: it is the same job that is done.
     fn a_killed_agent_goes_on_in_every_state(&self) {
         let booted = self.boots();
         self.run_a_protected_pod();
         self.cut_off(true);
-        self.kill_at("[3-9]", || self.agent(&["reboot"]));
+        self.kill_in_requested();
+        let wanted = self.job("reboot")["ID"].clone();
         self.kill_at("4", || {});
         self.refuse_evictions(true);
         self.cut_off(false);
         self.kill_at("7", || {});
         self.kill_at("8", || {});
         assert_eq!(self.boots(), booted);
-        // Another command need not wait until it is tried again by itself.
         self.refuse_evictions(false);
-        self.agent(&["reboot"]);
         self.kill_at("5", || {});
         self.wait_for_status(5);
         assert_eq!((self.boots(), cordoned(self.bed, NAME)), (booted, vec![NODE.to_owned()]));
@@ -164,6 +201,21 @@ impl<'a> Gate<'a> {
         self.wait_for_boots(booted + 1);
         self.wait_until_back("reboot");
         assert_eq!(self.boots(), booted + 1, "{}", self.log());
+        assert_eq!(self.job("reboot")["ID"], wanted, "nobody asked a second time");
+    }
+
+    /// REQUESTED lasts only until the next record is written, so that is kept from being written.
+    fn kill_in_requested(&self) {
+        let record = self.host.root().join("persist/wharf/drain-gate.json");
+        let held = Held::at(&record, "requested");
+        self.agent(&["reboot"]);
+        held.wait(DEADLINE);
+        self.wait_for_status(3);
+        let kill = "kill -9 $(systemctl show wharf-agent -p MainPID --value)";
+        self.host.run(&["sh", "-c", kill]).unwrap();
+        assert_eq!(self.status()["Status"], 3);
+        let found: Value = serde_json::from_str(&fs::read_to_string(&record).unwrap()).unwrap();
+        assert!(found["phase"]["requested"].is_object(), "{found}");
     }
 
     fn an_update_and_a_reboot_share_the_first_drain(&self) {

@@ -12,6 +12,7 @@ mod far;
 mod foreign;
 mod gate;
 mod growth;
+mod held;
 mod import;
 mod join;
 mod kills;
