@@ -80,10 +80,32 @@ impl<T: NodeFile> Folder<T> {
                 return None;
             }
         };
+        let (mut found, fault) = self.gather(entries.map(|entry| Ok(entry?.file_name())));
+        match fault {
+            Some(fault) => {
+                self.add_unlisted(&mut found);
+                self.reporter.fault(&subject, &fault);
+            }
+            None => self.reporter.clear(&subject),
+        }
+        Some(found)
+    }
+
+    /// The files of a list, and what keeps it from being whole.
+    fn gather(
+        &self,
+        names: impl Iterator<Item = io::Result<OsString>>,
+    ) -> (BTreeMap<String, PathBuf>, Option<String>) {
         let mut found = BTreeMap::new();
         let mut fault = None;
-        for entry in entries {
-            let Ok(name) = entry.map(|entry| entry.file_name()) else { continue };
+        for name in names {
+            let name = match name {
+                Ok(name) => name,
+                Err(error) => {
+                    fault = Some(format!("it cannot be read to its end: {error}"));
+                    continue;
+                }
+            };
             match key_of(&name) {
                 Name::Other => {}
                 Name::NoText => fault = Some("a name in it is no text".to_owned()),
@@ -94,11 +116,29 @@ impl<T: NodeFile> Folder<T> {
                 Name::Key(key) => drop(found.insert(key, self.path.join(name))),
             }
         }
-        match fault {
-            Some(fault) => self.reporter.fault(&subject, &fault),
-            None => self.reporter.clear(&subject),
+        (found, fault)
+    }
+
+    /// Whoever is known and not in a list that is not whole is looked for by name: only who is seen
+    /// to be gone is forgotten. They come before those that are new, so that the bound holds.
+    fn add_unlisted(&self, found: &mut BTreeMap<String, PathBuf>) {
+        for key in self.known().filter(|key| !found.contains_key(*key)).collect::<Vec<_>>() {
+            let path = self.path.join(format!("{key}.json"));
+            let looked = fs::symlink_metadata(&path);
+            if !looked.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+                found.insert(key.clone(), path);
+            }
         }
-        Some(found)
+        let surplus = found.len().saturating_sub(MOST_FILES);
+        let known: BTreeSet<&String> = self.known().collect();
+        let new = found.keys().rev().filter(|key| !known.contains(key));
+        for key in new.take(surplus).cloned().collect::<Vec<_>>() {
+            found.remove(&key);
+        }
+    }
+
+    fn known(&self) -> impl Iterator<Item = &String> {
+        self.seen.keys().chain(self.values.keys()).chain(&self.junk)
     }
 
     /// Reads one file if it is another than before. Returns whether that changes what is known.
@@ -140,9 +180,8 @@ impl<T: NodeFile> Folder<T> {
     }
 
     fn forget(&mut self, there: &BTreeMap<String, PathBuf>) -> bool {
-        let known = self.seen.keys().chain(self.values.keys()).chain(&self.junk);
         let gone: BTreeSet<String> =
-            known.filter(|key| !there.contains_key(*key)).cloned().collect();
+            self.known().filter(|key| !there.contains_key(*key)).cloned().collect();
         for key in &gone {
             self.reporter.clear(&self.subject(key));
             self.seen.remove(key);
@@ -208,5 +247,91 @@ fn key_of(name: &OsStr) -> Name {
     match name.strip_suffix(".json") {
         Some(key) if !key.is_empty() && !key.starts_with('.') => Name::Key(key.to_owned()),
         _ => Name::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_api::node_files::AppInstanceConfig;
+
+    use super::*;
+    use crate::health::Health;
+
+    struct World {
+        dir: tempfile::TempDir,
+        health: Health,
+        folder: Folder<AppInstanceConfig>,
+        seen: watch::Receiver<Known<AppInstanceConfig>>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let health = Health::new("n1");
+            let (sender, seen) = watch::channel(Known::default());
+            let folder = Folder::new(dir.path().to_owned(), sender, health.task("files"));
+            Self { dir, health, folder, seen }
+        }
+
+        fn put(&self, key: &str, content: &str) {
+            fs::write(self.path(key), content).unwrap();
+        }
+
+        fn path(&self, key: &str) -> PathBuf {
+            self.dir.path().join(format!("{key}.json"))
+        }
+
+        fn look(&mut self) -> usize {
+            self.folder.look(&HashSet::new());
+            self.seen.borrow().values.as_ref().unwrap().len()
+        }
+
+        fn fault(&self) -> Option<String> {
+            let subject = self.dir.path().display().to_string();
+            let tasks = self.health.snapshot().tasks;
+            let mut faults = tasks.iter().flat_map(|task| task.faults.iter());
+            faults.find(|fault| fault.subject == subject).map(|fault| fault.reason.clone())
+        }
+    }
+
+    #[test]
+    fn in_a_folder_with_too_many_files_those_that_are_known_stay_until_they_are_gone() {
+        let mut world = World::new();
+        for number in 0..1000 {
+            world.put(&format!("k{number}"), "{}");
+        }
+        assert_eq!(world.look(), 1000);
+        // So many that most of those before are not among the first.
+        for number in 0..MOST_FILES * 2 {
+            world.put(&format!("n{number}"), "{}");
+        }
+        assert_eq!(world.look(), MOST_FILES);
+        assert_eq!(world.fault().as_deref(), Some("it has more than 4096 files"));
+        let known = |world: &World| {
+            let values = world.seen.borrow().values.clone().unwrap();
+            values.keys().filter(|key| key.starts_with('k')).count()
+        };
+        assert_eq!(known(&world), 1000);
+        fs::remove_file(world.path("k7")).unwrap();
+        assert_eq!(world.look(), MOST_FILES);
+        assert_eq!(known(&world), 999);
+        // What it says is followed, wherever it stands in the list.
+        world.put("k8", "{\"DisplayName\":\"changed\"}");
+        world.look();
+        let values = world.seen.borrow().values.clone().unwrap();
+        assert_eq!(values["k8"].display_name, "changed");
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_takes_nobody_away() {
+        let mut world = World::new();
+        ["a", "b", "c"].iter().for_each(|key| world.put(key, "{}"));
+        assert_eq!(world.look(), 3);
+        fs::remove_file(world.path("c")).unwrap();
+        let broken = [Ok("a.json".into()), Err(io::Error::other("the disk is bad"))];
+        let (mut found, fault) = world.folder.gather(broken.into_iter());
+        assert_eq!(fault.as_deref(), Some("it cannot be read to its end: the disk is bad"));
+        world.folder.add_unlisted(&mut found);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["a", "b"]);
     }
 }
