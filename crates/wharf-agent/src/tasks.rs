@@ -3,7 +3,7 @@
 //! A task that ends with an error, or by a defect, is a fault in the agent's health and is begun
 //! anew, later and later. None waits for another, and none takes another down.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{any::Any, error::Error, sync::Arc, time::Duration};
 
 use tokio::{
     task::JoinSet,
@@ -25,6 +25,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LASTED: Duration = Duration::from_secs(300);
 /// How long tasks may take to end when the agent stops: a little less than the agent itself may.
 const GRACE: Duration = Duration::from_secs(STOP_SECONDS - 2);
+/// What one of them may do for its end altogether, so that it is not left in the middle.
+pub const LAST_ACTS: Duration = Duration::from_secs(STOP_SECONDS - 3);
 
 /// What every task gets.
 #[derive(Clone)]
@@ -81,7 +83,10 @@ where
         let reason = match running.join_next().await {
             None | Some(Ok(Ok(()))) => return,
             Some(Ok(Err(error))) => chain(&*error),
-            Some(Err(error)) => panic_text(error),
+            Some(Err(error)) => match error.try_into_panic() {
+                Ok(panic) => panic_text(panic.as_ref()),
+                Err(_) => "it was ended".to_owned(),
+            },
         };
         if context.stop.is_cancelled() {
             return;
@@ -98,8 +103,8 @@ where
     }
 }
 
-fn panic_text(error: tokio::task::JoinError) -> String {
-    let Ok(panic) = error.try_into_panic() else { return "it was ended".to_owned() };
+/// What a defect said of itself.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
     format!("it broke by a defect: {}", text.unwrap_or_default())

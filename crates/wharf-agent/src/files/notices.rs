@@ -11,6 +11,7 @@ use std::{
         fd::{AsFd, BorrowedFd},
         unix::ffi::OsStrExt,
     },
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     time::Duration,
 };
@@ -27,7 +28,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::folder::Followed;
-use crate::health::Reporter;
+use crate::{health::Reporter, tasks::panic_text};
 
 /// Finds what was never told: notices can be lost, and the kernel has limits.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
@@ -37,6 +38,7 @@ const LOOK_OFTEN: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 
 const SUBJECT: &str = "notices of changes";
+const BROKEN: &str = "looking at";
 
 /// Follows the folders that are asked for, until `stop` or until nobody can ask any more.
 pub async fn follow(
@@ -62,9 +64,11 @@ pub async fn follow(
             full = Instant::now() + watcher.look_every();
         }
         watcher.ensure(&mut places);
-        match tokio::task::spawn_blocking(move || look(places, &news)).await {
+        let told = reporter.clone();
+        match tokio::task::spawn_blocking(move || look(places, &news, &told)).await {
             Ok(looked) => places = looked,
-            Err(error) => return reporter.failed(&format!("files are not followed: {error}")),
+            // The agent stops.
+            Err(_) => return,
         }
         reporter.ok();
         sleep(PAUSE).await;
@@ -86,14 +90,22 @@ struct News {
     touched: HashMap<i32, HashSet<OsString>>,
 }
 
-/// Reading may wait for a disk, so it is done aside.
-fn look(mut places: Vec<Place>, news: &News) -> Vec<Place> {
+/// Reading may wait for a disk, so it is done aside. A folder at which a look breaks by a defect is
+/// looked at again with all others.
+fn look(mut places: Vec<Place>, news: &News, reporter: &Reporter) -> Vec<Place> {
     let nothing = HashSet::new();
     for place in &mut places {
         let touched = place.watch.and_then(|watch| news.touched.get(&watch));
-        if news.all || touched.is_some() || !place.looked {
-            place.folder.look(touched.unwrap_or(&nothing));
-            place.looked = true;
+        if !news.all && touched.is_none() && place.looked {
+            continue;
+        }
+        place.looked = true;
+        let subject = format!("{BROKEN} {}", place.folder.path().display());
+        // What it had learned before it broke is true, and the rest is learned by the next look.
+        let look = AssertUnwindSafe(|| place.folder.look(touched.unwrap_or(&nothing)));
+        match catch_unwind(look) {
+            Ok(()) => reporter.clear(&subject),
+            Err(panic) => reporter.fault(&subject, &panic_text(panic.as_ref())),
         }
     }
     places
@@ -207,5 +219,60 @@ fn read(inotify: BorrowedFd<'_>) -> News {
             Err(Errno::INTR) => {}
             Err(_) => return news,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        path::PathBuf,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
+    use super::*;
+    use crate::health::Health;
+
+    /// Breaks at its first look, and counts them.
+    struct Shaky {
+        path: PathBuf,
+        looks: Arc<AtomicUsize>,
+    }
+
+    impl Followed for Shaky {
+        fn path(&self) -> &Path {
+            &self.path
+        }
+
+        fn look(&mut self, _: &HashSet<OsString>) {
+            assert!(self.looks.fetch_add(1, Ordering::SeqCst) > 0, "a defect");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_look_that_breaks_by_a_defect_is_told_and_the_folder_is_followed_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let health = Health::new("n1");
+        let (ask, asked) = mpsc::unbounded_channel::<Box<dyn Followed>>();
+        let stop = CancellationToken::new();
+        let following = tokio::spawn(follow(asked, health.task("files"), stop.clone()));
+        let looks = Arc::new(AtomicUsize::new(0));
+        ask.send(Box::new(Shaky { path: dir.path().to_owned(), looks: looks.clone() })).unwrap();
+        let fault = || {
+            let tasks = health.snapshot().tasks;
+            tasks.first().and_then(|task| task.faults.first().map(|fault| fault.reason.clone()))
+        };
+        while fault().is_none() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(fault().as_deref(), Some("it broke by a defect: a defect"));
+        std::fs::write(dir.path().join("new.json"), "{}").unwrap();
+        while looks.load(Ordering::SeqCst) < 2 || fault().is_some() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        stop.cancel();
+        following.await.unwrap();
     }
 }
