@@ -21,8 +21,8 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
 use tokio::{
-    net::TcpListener,
-    sync::{Semaphore, watch},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -36,7 +36,7 @@ use wharf_kube::Cluster;
 use super::Place;
 use crate::{
     health::Reporter,
-    tasks::{Context, Ended},
+    tasks::{Context, Ended, LAST_ACTS},
     tracker::Tracker,
 };
 
@@ -48,8 +48,6 @@ const MOST_CONNECTIONS: usize = 64;
 const HEADERS_WITHIN: Duration = Duration::from_secs(5);
 /// A question to all peers takes ten seconds at most, and the answer has to be read.
 const CONNECTION_WITHIN: Duration = Duration::from_secs(60);
-/// What is under way when the address goes may end.
-const GRACE: Duration = Duration::from_secs(5);
 /// Before the next try to listen or to accept.
 const PAUSE: Duration = Duration::from_secs(2);
 /// The answer to everybody who asks in this time.
@@ -106,7 +104,8 @@ impl Serving {
         info!(address = %self.place.address, "the status server stops");
         self.stop.cancel();
         self.tasks.close();
-        let _ = timeout(GRACE, self.tasks.wait()).await;
+        // What is under way may end.
+        let _ = timeout(LAST_ACTS, self.tasks.wait()).await;
     }
 }
 
@@ -136,25 +135,23 @@ async fn begin(
         sources: sources.clone(),
         etcd: tokio::sync::Mutex::new(None),
     });
-    tasks.spawn(accept(listener, desk, stop.clone(), tasks.clone()));
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    tasks.spawn(accept(listener, desk, places, stop.clone(), tasks.clone()));
     Some(Serving { place, stop, tasks })
 }
 
 async fn accept(
     listener: TcpListener,
     desk: Arc<Desk>,
+    places: Arc<Semaphore>,
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = listener.accept() => accepted,
-        };
+        let accepted = stop.run_until_cancelled(next(&listener, &places)).await;
         match accepted {
-            Ok((stream, peer)) => {
+            None => return,
+            Some(Ok((place, stream, peer))) => {
                 let (desk, stop) = (desk.clone(), stop.clone());
                 tasks.spawn(async move {
                     let served = serve(TokioIo::new(stream), peer.ip(), desk.clone(), stop);
@@ -169,16 +166,26 @@ async fn accept(
                     drop(place);
                 });
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 warn!(%error, "the status server could not accept a connection");
-                sleep(PAUSE).await;
+                stop.run_until_cancelled(sleep(PAUSE)).await;
             }
         }
     }
 }
 
+/// The next connection, once there is a place for it.
+async fn next(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> io::Result<(OwnedSemaphorePermit, TcpStream, SocketAddr)> {
+    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, peer) = listener.accept().await?;
+    Ok((place, stream, peer))
+}
+
 async fn serve(
-    stream: TokioIo<tokio::net::TcpStream>,
+    stream: TokioIo<TcpStream>,
     peer: IpAddr,
     desk: Arc<Desk>,
     stop: CancellationToken,
@@ -334,4 +341,49 @@ fn respond(code: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<B
     *answer.status_mut() = code;
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::{config::Config, files::Files, health::Health};
+
+    fn desk(dir: &std::path::Path, stop: &CancellationToken) -> Desk {
+        let config = Arc::new(Config::default());
+        let health = Health::new("n1");
+        let files = Files::open(dir, dir, &health, stop.clone());
+        let sources = Sources {
+            places: watch::channel(None).1,
+            roles: watch::channel(None).1,
+            cluster: None,
+            tracker: Tracker::new(config.clone(), files.clone(), None),
+        };
+        Desk {
+            place: Place {
+                if_name: "lo".to_owned(),
+                address: Ipv4Addr::LOCALHOST.into(),
+                prefix: IpAddr::from(Ipv4Addr::LOCALHOST).into(),
+                cluster_id: String::new(),
+            },
+            reporter: health.task("status-server"),
+            context: Context { config, files, health, stop: stop.clone() },
+            sources,
+            etcd: tokio::sync::Mutex::new(None),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_all_of_whose_places_are_taken_hears_that_it_is_to_stop() {
+        let dir = tempfile::tempdir().unwrap();
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let desk = Arc::new(desk(dir.path(), &stop));
+        let full = Arc::new(Semaphore::new(0));
+        let accepting = tokio::spawn(accept(listener, desk, full, stop.clone(), tasks));
+        tokio::task::yield_now().await;
+        stop.cancel();
+        timeout(Duration::from_secs(60), accepting).await.unwrap().unwrap();
+    }
 }
