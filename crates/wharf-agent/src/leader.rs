@@ -15,7 +15,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tracing::info;
 use wharf_api::node_files::{GLOBAL, KubeClusterInfo, KubeLeaseInfo, ZedAgentStatus};
@@ -33,15 +33,13 @@ use crate::{
     files::{Files, Subscription},
     health::Reporter,
     kube::Kube,
-    tasks::{Context, Ended},
+    tasks::{Context, Ended, LAST_ACTS},
 };
 
 const AGENT: &str = "zedkube";
 const CONTROLLER: &str = "zedagent";
 /// For one question or one write. Whoever needs longer could not keep the lease either.
 const CALL: Duration = Duration::from_secs(5);
-/// The agent stops: less than its tasks have for that, with both calls that giving back takes.
-const LAST_CALL: Duration = Duration::from_secs(3);
 const SUBJECT: &str = "the lease";
 const NO_WAY: &str = "there is no way to the cluster yet";
 const CONFLICT: u16 = 409;
@@ -177,25 +175,34 @@ impl Candidate {
         None
     }
 
-    /// The agent stops: the next one need not wait for the lease to end.
+    /// The agent stops: the next one need not wait for the lease to end. Both calls together have the
+    /// time that a task has for its end.
     async fn leave(mut self) {
         self.podium.step_down();
         let Some(cluster) = self.kube.reader.borrow().clone() else { return };
-        let cluster = cluster.with_timeout(LAST_CALL);
-        let (namespace, name, node) = (&self.namespace, &self.name, &self.node);
-        // A write may have been under way when the agent was stopped: the lease is asked for anew.
-        let released = async {
-            let seen = cluster.lease(namespace, name).await?;
-            if seen.holder == *node {
-                let now = Timestamp::now();
-                cluster.write_lease(namespace, name, &seen, "", RELEASED, now).await?;
-            }
-            Ok::<_, KubeError>(())
+        let released = give_back(&cluster, &self.namespace, &self.name, &self.node);
+        let reason = match timeout(LAST_ACTS, released).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => chain(&error),
+            Err(_) => format!("no answer within {} s", LAST_ACTS.as_secs()),
         };
-        if let Err(error) = released.await {
-            info!(reason = chain(&error), "the lease was not given back and will run out");
-        }
+        info!(reason, "the lease was not given back and will run out");
     }
+}
+
+/// A write may have been under way when the agent was stopped: the lease is asked for anew.
+async fn give_back(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    node: &str,
+) -> Result<(), KubeError> {
+    let seen = cluster.lease(namespace, name).await?;
+    if seen.holder == node {
+        let now = Timestamp::now();
+        cluster.write_lease(namespace, name, &seen, "", RELEASED, now).await?;
+    }
+    Ok(())
 }
 
 /// What others see of the election. Going away is stepping down.

@@ -356,3 +356,21 @@ fn a_lease_that_is_bent_deleted_or_cannot_be_reached_makes_no_second_leader() {
     });
     watcher.end();
 }
+
+#[test]
+fn an_agent_that_stops_before_a_slow_cluster_does_not_leave_its_tasks_behind() {
+    let mut world = World::new();
+    world.create_namespace();
+    let passage = Passage::to(world.server.port());
+    world.add(passage.port);
+    let leader = world.wait_for_leader(None);
+    // The lease could be read and given back in five seconds. Tasks have four.
+    passage.slow_down(Duration::from_millis(1250));
+    let process = world.nodes[leader].agent.process();
+    process.signal(Signal::TERM).unwrap();
+    process.wait(DEADLINE).unwrap();
+    let said = process.output();
+    assert!(said.contains("the lease was not given back"), "{said}");
+    assert!(!said.contains("tasks did not end in time"), "{said}");
+    assert!(!world.leads(leader) && !world.has_stats(leader));
+}

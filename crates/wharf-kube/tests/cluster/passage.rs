@@ -5,8 +5,9 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 /// A way to the API server that can be frozen while connections through it are open.
@@ -18,6 +19,8 @@ pub struct Passage {
 #[derive(Default)]
 struct State {
     frozen: AtomicBool,
+    /// Milliseconds that each piece takes longer.
+    slow: AtomicU64,
     swallowed: AtomicUsize,
 }
 
@@ -50,6 +53,11 @@ impl Passage {
     pub fn freeze(&self, frozen: bool) {
         self.state.frozen.store(frozen, Ordering::SeqCst);
     }
+
+    /// From now on each piece of a request or an answer takes so much longer.
+    pub fn slow_down(&self, by: Duration) {
+        self.state.slow.store(by.as_millis() as u64, Ordering::SeqCst);
+    }
 }
 
 /// Copies until an end closes; what comes when it is frozen is swallowed.
@@ -59,6 +67,7 @@ fn copy(mut from: TcpStream, mut to: TcpStream, state: &State) {
         if count == 0 {
             break;
         }
+        std::thread::sleep(Duration::from_millis(state.slow.load(Ordering::SeqCst)));
         if state.frozen.load(Ordering::SeqCst) {
             state.swallowed.fetch_add(1, Ordering::SeqCst);
         } else if to.write_all(&buffer[..count]).is_err() {
