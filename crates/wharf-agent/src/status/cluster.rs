@@ -23,6 +23,9 @@ use crate::{
 
 const AGENT: &str = "zedkube";
 const SUBJECT: &str = "the cluster's address";
+const CONFIG: &str = "the cluster's configuration";
+const PORTS: &str = "the device's ports";
+const UNREADABLE: &str = "it cannot be read and never could; what was published stays";
 /// Finds what no notice told.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// What could not be written or asked is tried again.
@@ -77,7 +80,17 @@ impl Worker {
         reporter: &Reporter,
         place: &watch::Sender<Option<Place>>,
     ) -> Result<bool, crate::network::NetworkError> {
-        // Nothing is taken back because a file was not read yet.
+        let unreadable_ports = self.device.current().is_some() && self.device.get(GLOBAL).is_none();
+        for (subject, unreadable) in
+            [(CONFIG, self.config.is_unreadable()), (PORTS, unreadable_ports)]
+        {
+            if unreadable {
+                reporter.fault(subject, UNREADABLE);
+            } else {
+                reporter.clear(subject);
+            }
+        }
+        // Nothing is taken back because a file was not read yet, or cannot be.
         let (Some(wish), Some(device)) = (self.config.get(), self.device.get(GLOBAL)) else {
             return Ok(true);
         };
