@@ -4,20 +4,21 @@
 //! it on a device; the program ([`process`]) is started, watched over and ended here, unless none is
 //! configured.
 
-use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 use tracing::info;
 use wharf_api::node_files::AppInstanceConfig;
 use wharf_core::{
     node::{
-        console::{App, Console, Decision, decide_console, render_run_file},
+        console::{App, Console, Decision, decide_console, may_be_for, render_run_file},
         names::app_name,
     },
     words::chain,
 };
 
 use crate::{
+    files::Known,
     health::Reporter,
     host,
     kube::Kube,
@@ -35,12 +36,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const MACHINES: &str = "virtual machines";
 const PROGRAM: &str = "the console's program";
 const LEFT: &str = "a program of an earlier agent";
+const UNREADABLE: &str = "it stays, since the application that it is for cannot be read";
 
 pub async fn run(context: Context, reporter: Reporter, kube: Kube) -> Ended {
     let mut apps = context.files.watch::<AppInstanceConfig>("zedagent");
-    let Some(mut known) = context.stop.run_until_cancelled(apps.complete()).await else {
+    if context.stop.run_until_cancelled(apps.complete()).await.is_none() {
         return Ok(());
-    };
+    }
     let mut desk = Desk {
         kube,
         namespace: context.config.app_namespace.clone(),
@@ -50,8 +52,9 @@ pub async fn run(context: Context, reporter: Reporter, kube: Kube) -> Ended {
         waiting: Vec::new(),
     };
     loop {
+        let known = apps.known();
         let wanted = consoles(&known);
-        let look = desk.look(&wanted, &reporter);
+        let look = desk.look(&wanted, &known.junk, &reporter);
         if context.stop.run_until_cancelled(look).await.is_none() {
             break;
         }
@@ -62,23 +65,20 @@ pub async fn run(context: Context, reporter: Reporter, kube: Kube) -> Ended {
             () = desk.served.ended() => {}
             () = sleep(LOOK_EVERY), if busy || desk.served.may_have_left() => {}
         }
-        if let Some(now) = apps.current() {
-            known = now;
-        }
     }
     // The file stays: the next agent goes on with the same console.
     desk.served.end().await;
     Ok(())
 }
 
-fn consoles(apps: &BTreeMap<String, Arc<AppInstanceConfig>>) -> Vec<App> {
+fn consoles(known: &Known<AppInstanceConfig>) -> Vec<App> {
     let app = |(uuid, app): (&String, &Arc<AppInstanceConfig>)| App {
         uuid: uuid.clone(),
         kube_name: app_name(&app.display_name, uuid),
         wanted: app.remote_console,
         vnc_display: app.fixed_resources.vnc_display,
     };
-    apps.iter().map(app).collect()
+    known.values.iter().flat_map(|apps| apps.iter()).map(app).collect()
 }
 
 struct Desk {
@@ -92,10 +92,15 @@ struct Desk {
 }
 
 impl Desk {
-    async fn look(&mut self, apps: &[App], reporter: &Reporter) {
+    async fn look(&mut self, apps: &[App], unreadable: &BTreeSet<String>, reporter: &Reporter) {
         match self.served.end_left().await {
             Ok(()) => reporter.clear(LEFT),
             Err(error) => reporter.fault(LEFT, &chain(&error)),
+        }
+        let subject = self.path.display().to_string();
+        if self.current.is_none() && self.is_for_one_of(unreadable) {
+            reporter.fault(&subject, UNREADABLE);
+            return;
         }
         let busy = apps.iter().any(|app| app.wanted);
         let machines = if busy { self.machines(reporter).await } else { Some(Vec::new()) };
@@ -108,7 +113,6 @@ impl Desk {
         if decision.console != self.current {
             info!(console = ?decision.console, "the console changes hands");
         }
-        let subject = self.path.display().to_string();
         match self.write(decision.console.as_ref()) {
             Ok(()) => reporter.clear(&subject),
             Err(error) => reporter.fault(&subject, &error.to_string()),
@@ -119,6 +123,13 @@ impl Desk {
         }
         self.current = decision.console;
         reporter.ok();
+    }
+
+    /// After a restart the file is all that tells whose console it is. Nobody knows whether an
+    /// application that cannot be read still wants it, so that it is not taken away.
+    fn is_for_one_of(&self, apps: &BTreeSet<String>) -> bool {
+        let text = std::fs::read_to_string(&self.path).unwrap_or_default();
+        apps.iter().any(|app| may_be_for(&text, app))
     }
 
     /// `None` while the cluster does not answer.

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -24,6 +25,7 @@ use wharf_kube::{Cluster, DefinitionSeen, KubeError};
 
 use crate::{
     device,
+    files::Known,
     health::Reporter,
     kube::{self, Kube},
     network::{
@@ -53,13 +55,15 @@ pub async fn run(context: Context, reporter: Reporter, mut kube: Kube) -> Ended 
     let mut apps = context.files.watch::<AppInstanceConfig>("zedagent");
     let begun = async {
         let node = device::node_name(&context).await;
-        (node, apps.complete().await)
+        apps.complete().await;
+        node
     };
-    let Some((node, mut known)) = context.stop.run_until_cancelled(begun).await else {
+    let Some(node) = context.stop.run_until_cancelled(begun).await else {
         return Ok(());
     };
     loop {
-        let wanted = users(&known);
+        let known = apps.known();
+        let wanted = Wanted { apps: users(&known), unreadable: known.junk };
         let look = async {
             let cluster = kube::cluster(&mut kube.reader).await;
             ensure(&cluster, &context.config.app_namespace, &node, &wanted).await
@@ -81,15 +85,19 @@ pub async fn run(context: Context, reporter: Reporter, mut kube: Kube) -> Ended 
             () = apps.changed() => {}
             () = sleep(pause) => {}
         }
-        if let Some(now) = apps.current() {
-            known = now;
-        }
     }
 }
 
+/// What the node's applications need, as far as anybody can read it.
+struct Wanted {
+    apps: Vec<App>,
+    unreadable: Arc<BTreeSet<String>>,
+}
+
 /// Those that are given ports.
-fn users(apps: &BTreeMap<String, std::sync::Arc<AppInstanceConfig>>) -> Vec<App> {
-    let native = apps.iter().filter(|(_, app)| app.fixed_resources.virtualization_mode == NATIVE);
+fn users(known: &Known<AppInstanceConfig>) -> Vec<App> {
+    let apps = known.values.iter().flat_map(|apps| apps.iter());
+    let native = apps.filter(|(_, app)| app.fixed_resources.virtualization_mode == NATIVE);
     native
         .map(|(uuid, app)| {
             let ports = app.io_adapter_list.iter().filter(|adapter| adapter.type_ == ETHERNET);
@@ -104,7 +112,7 @@ async fn ensure(
     cluster: &Cluster,
     namespace: &str,
     node: &str,
-    apps: &[App],
+    wanted: &Wanted,
 ) -> Result<(), PassthroughError> {
     let seen = cluster.definitions(namespace).await?;
     let links = Links::open()?;
@@ -112,8 +120,9 @@ async fn ensure(
     let known: Vec<Definition> = seen.iter().map(|seen| seen.definition.clone()).collect();
     let find = |name: &str| seen.iter().find(|seen| seen.definition.name == name);
     let all = if names_others(node, &known) { observe_nodes(cluster).await } else { None };
-    let nodes = Nodes { own: node, all: all.as_ref() };
-    for action in decide_passthrough(nodes, apps, &known, &down.keys().cloned().collect()) {
+    let nodes = Nodes { own: node, all: all.as_ref(), unreadable: &wanted.unreadable };
+    let down_now = down.keys().cloned().collect();
+    for action in decide_passthrough(nodes, &wanted.apps, &known, &down_now) {
         carry_out(&action, cluster, namespace, find, &links, &down).await?;
         info!(?action, "changed the ports that applications use");
     }

@@ -1,5 +1,6 @@
-//! The whole agent where it has no room for its files, and among peers that do not end: it goes on,
-//! says so to whoever asks for its health, and recovers by itself. The tests of room need root.
+//! The whole agent where it has no room for its files, where these are cut off, and
+//! among peers that do not end: it goes on, says so to whoever asks for its health, and recovers by
+//! itself. The tests of room need root.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -18,12 +19,14 @@ use std::{
     time::Duration,
 };
 
-use common::{Agent, CLUSTER_ID, Reply, SOON, create, kubectl, loopback, put};
+use common::{Agent, CLUSTER_ID, Reply, SOON, create, kubectl, loopback, machine, put};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 use wharf_agent::health::{self, AskError};
 use wharf_api::node_files::AgentHealth;
-use wharf_testbed::{apiserver::ApiServer, disk::SmallDisk, process::Signal, wait_for};
+use wharf_testbed::{
+    apiserver::ApiServer, disk::SmallDisk, kinds::Project, process::Signal, wait_for,
+};
 
 const NAMESPACE: &str = "eve-kube-app";
 const APP: &str = "aaaaaaaa-9dad-11d1-80b4-00c04fd430c8";
@@ -297,4 +300,52 @@ fn a_cluster_that_takes_connections_and_says_nothing_is_told_and_followed_when_i
         wait_for(task, SOON, || Ok(agent.works(task).then_some(()))).unwrap();
     }
     expect_no_restarts(&agent);
+}
+
+#[test]
+fn a_configuration_that_is_cut_off_before_a_restart_takes_no_port_and_no_console_away() {
+    let server = server();
+    for project in [Project::Multus, Project::KubeVirt] {
+        server.define(project).unwrap();
+    }
+    create(&server, &machine(NAMESPACE, "web-aaaaax7", &json!({})));
+    let kubeconfig = server.kubeconfig_file();
+    let kubeconfig = kubeconfig.display();
+    let more = format!("node_name = 'n1'\nkubeconfig = '{kubeconfig}'\nconsole_command = []");
+    let mut agent = Agent::start(None, &more);
+    let file = format!("zedagent/AppInstanceConfig/{APP}.json");
+    let app = |console: bool| {
+        json!({
+            "DisplayName": "web", "RemoteConsole": console,
+            "FixedResources": { "VirtualizationMode": 4, "VncDisplay": 1 },
+            "IoAdapterList": [{ "Type": 1, "Name": "eth77" }],
+        })
+    };
+    let path = agent.path("zedkube/vmiVNC.run");
+    let console = || fs::read_to_string(&path).ok();
+    let users = || {
+        let users = "-o=jsonpath={.items[*].metadata.annotations.wharf\\.dev/used-by}";
+        let words = ["get", "network-attachment-definitions", "-n", NAMESPACE, users];
+        kubectl(&server, &words, &Value::Null)
+    };
+    let user = format!("n1/{APP}");
+    agent.publish(&file, &app(true));
+    wait_for("the port", SOON, || Ok((users() == user).then_some(()))).unwrap();
+    let served = wait_for("the console", SOON, || Ok(console())).unwrap();
+
+    let whole = app(true).to_string();
+    fs::write(agent.path(&file), &whole[..whole.len() / 2]).unwrap();
+    agent.restart();
+    let subject = agent.path(&file).display().to_string();
+    wait_for("the fault", SOON, || Ok(agent.fault(&subject))).unwrap();
+    let stays = wait_for("the word", SOON, || Ok(agent.fault(&path.display().to_string())));
+    assert!(stays.unwrap().starts_with("it stays"));
+    wait_for("a look at ports", SOON, || Ok(agent.works("passthrough").then_some(()))).unwrap();
+    assert_eq!((users(), console()), (user, Some(served)));
+
+    agent.publish(&file, &app(false));
+    wait_for("the end of the console", SOON, || Ok(console().is_none().then_some(()))).unwrap();
+    agent.unpublish(&file);
+    wait_for("the end of the port", SOON, || Ok(users().is_empty().then_some(()))).unwrap();
+    wait_for("health", SOON, || Ok(agent.works("console").then_some(()))).unwrap();
 }

@@ -3,6 +3,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use wharf_api::node_files::{
@@ -23,6 +24,9 @@ use crate::{
 /// Who asks for device operations, and who for updates.
 pub const DEVICE_AGENT: &str = "zedagent";
 pub const UPDATE_AGENT: &str = "baseosmgr";
+const REQUESTS: &str = "requests for drains";
+const UNREADABLE: &str =
+    "one cannot be read; nothing is begun or given back until it can, or is removed";
 
 /// What others say to the gate.
 pub struct Inputs {
@@ -55,23 +59,37 @@ impl Inputs {
         }
     }
 
-    /// `None` until every file was looked at once.
+    /// `None` until every file was looked at once, and while nobody knows whether anybody asks.
     pub fn read(&self, reporter: &Reporter) -> Option<Said> {
-        let request = |from: &Subscription<NodeDrainRequest>| {
-            let request = from.current()?.get(GLOBAL).cloned();
-            Some(request.map(|request| to_request(&request)))
+        let requests = self.requests(reporter)?;
+        self.guard.current()?;
+        let guard = match self.guard.get(GLOBAL) {
+            Some(Some(guard)) => to_guard(&guard),
+            Some(None) => Guard::Open,
+            None => Guard::Refuses("what the server says of it cannot be read".to_owned()),
         };
-        let guard = self.guard.current()?;
         let clustered: Option<Vec<bool>> = self.cluster.iter().map(is_clustered).collect();
-        Some(Said {
-            clustered: clustered?.contains(&true),
-            requests: Requests {
-                device_operation: request(&self.device_operation)?,
-                update: request(&self.update)?,
-            },
-            guard: guard.get(GLOBAL).map_or(Guard::Open, |guard| to_guard(guard)),
-            force: self.force.read(reporter),
-        })
+        let clustered = clustered?.contains(&true);
+        Some(Said { clustered, requests, guard, force: self.force.read(reporter) })
+    }
+
+    /// A request that cannot be read was not withdrawn. Beside one that can it changes nothing; alone
+    /// it is waited for.
+    fn requests(&self, reporter: &Reporter) -> Option<Requests> {
+        let known = |from: &Subscription<NodeDrainRequest>| {
+            from.current()?;
+            Some(from.get(GLOBAL))
+        };
+        let (device, update) = (known(&self.device_operation)?, known(&self.update)?);
+        let unreadable = device.is_none() || update.is_none();
+        let request = |known: Option<Option<Arc<_>>>| known.flatten().as_deref().map(to_request);
+        let requests = Requests { device_operation: request(device), update: request(update) };
+        if unreadable && requests.is_empty() {
+            reporter.fault(REQUESTS, UNREADABLE);
+            return None;
+        }
+        reporter.clear(REQUESTS);
+        Some(requests)
     }
 
     /// Returns when something may be different. The force files are only looked at.
@@ -176,7 +194,76 @@ pub async fn wait_for_node_name(context: &Context) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
+    use crate::{config::Config, files::Files, health::Health};
+
+    struct World {
+        dir: tempfile::TempDir,
+        context: Context,
+        inputs: Inputs,
+    }
+
+    impl World {
+        /// Files that are there when the agent starts.
+        async fn with(files: &[(&str, &str)]) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            for (agent, text) in files {
+                write(dir.path(), agent, text);
+            }
+            let (health, stop) = (Health::new("n1"), CancellationToken::new());
+            let config = Config { persist_dir: dir.path().join("persist"), ..Config::default() };
+            let files = Files::open(dir.path(), &config.persist_dir, &health, stop.clone());
+            let config = Arc::new(config);
+            let context = Context { config, files, health, stop };
+            let mut inputs = Inputs::open(&context);
+            inputs.device_operation.complete().await;
+            inputs.update.complete().await;
+            inputs.guard.complete().await;
+            let [here, kept] = &mut inputs.cluster;
+            here.complete().await;
+            kept.complete().await;
+            Self { dir, context, inputs }
+        }
+
+        /// Who is known to ask; `None` while nobody knows.
+        fn asked(&self) -> Option<[bool; 2]> {
+            let requests = self.inputs.read(&self.context.health.task("gate"))?.requests;
+            Some([requests.device_operation.is_some(), requests.update.is_some()])
+        }
+    }
+
+    fn write(dir: &Path, agent: &str, text: &str) {
+        let folder = dir.join(agent).join("NodeDrainRequest");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("global.json"), text).unwrap();
+    }
+
+    const GOOD: &str = r#"{"RequestedBy":2,"Context":"reboot"}"#;
+    const CUT: &str = r#"{"RequestedBy":2,"Con"#;
+
+    #[tokio::test]
+    async fn a_request_that_was_never_understood_is_not_taken_for_withdrawn() {
+        let mut world = World::with(&[(DEVICE_AGENT, CUT)]).await;
+        assert_eq!(world.asked(), None);
+        let faults = world.context.health.snapshot().tasks;
+        let mut faults = faults.iter().flat_map(|task| task.faults.iter());
+        assert!(faults.any(|fault| fault.subject == REQUESTS), "{faults:?}");
+        write(world.dir.path(), DEVICE_AGENT, GOOD);
+        while world.asked().is_none() {
+            world.inputs.changed().await;
+        }
+        assert_eq!(world.asked(), Some([true, false]));
+    }
+
+    #[tokio::test]
+    async fn beside_a_request_that_is_understood_another_one_keeps_nobody_waiting() {
+        let world = World::with(&[(DEVICE_AGENT, CUT), (UPDATE_AGENT, GOOD)]).await;
+        assert_eq!(world.asked(), Some([false, true]));
+        let nobody = World::with(&[]).await;
+        assert_eq!(nobody.asked(), Some([false, false]));
+    }
 
     #[test]
     fn a_guard_that_is_not_reached_is_not_waited_for() {

@@ -79,7 +79,7 @@ pub async fn run(
         let said = gate.borrow_and_update().clone();
         let wake = match said {
             Some(said) => operations.look(&said).await,
-            None => Instant::now() + LOOK_AGAIN,
+            None => operations.before_the_gate_speaks(),
         };
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -158,6 +158,12 @@ impl Operations {
         for _ in 0..MOST_STEPS {
             let Some(wishes) = self.wishes.read() else { return Instant::now() + LOOK_AGAIN };
             if !self.take_outcome().await {
+    /// The gate waits for requests that cannot be read. Ours are known, and written again.
+    fn before_the_gate_speaks(&self) -> Instant {
+        self.publisher.mend_requests(&self.journal.requests_in(&self.boot_id));
+        Instant::now() + LOOK_AGAIN
+    }
+
                 return Instant::now() + STORE_AGAIN;
             }
             self.want_image(&wishes);

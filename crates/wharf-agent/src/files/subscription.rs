@@ -47,6 +47,11 @@ impl<T> Subscription<T> {
         Self { receiver }
     }
 
+    /// All that is known now.
+    pub fn known(&self) -> Known<T> {
+        self.receiver.borrow().clone()
+    }
+
     /// `None`: not everything was read once yet.
     pub fn current(&self) -> Option<Arc<BTreeMap<String, Arc<T>>>> {
         self.receiver.borrow().values.clone()

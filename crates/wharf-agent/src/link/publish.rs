@@ -141,7 +141,9 @@ async fn drop_others<T: NodeFile + Send + Sync + 'static>(
 ) -> BTreeSet<String> {
     let wanted: BTreeSet<String> = wanted.iter().map(|(key, _)| key.clone()).collect();
     let seen = there.complete().await;
-    for key in seen.keys().chain(published).filter(|key| !wanted.contains(*key)) {
+    let unreadable = there.known().junk;
+    let all = seen.keys().chain(unreadable.iter()).chain(published);
+    for key in all.filter(|key| !wanted.contains(*key)) {
         let _ = files.unpublish::<T>(ZEDAGENT, key);
     }
     wanted

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use super::names::app_name;
+
 /// An application, as far as its console goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct App {
@@ -81,6 +83,13 @@ pub fn render_run_file(console: &Console) -> String {
     format!("VMINAME:{}\nVNCPORT:{}\n", console.vmi, console.port)
 }
 
+/// Whether such a text may be for an application of which only the id is known: that is in the name of
+/// its machine.
+pub fn may_be_for(text: &str, uuid: &str) -> bool {
+    let vmi = text.lines().find_map(|line| line.strip_prefix("VMINAME:"));
+    vmi.is_some_and(|vmi| vmi.contains(&app_name("", uuid)))
+}
+
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -117,6 +126,14 @@ mod tests {
         assert_eq!(off.console, None);
         let gone = decide_console(&[], Some(&there), Some(&console));
         assert_eq!(gone.console, None, "the application was deleted");
+    }
+
+    #[test]
+    fn the_file_of_an_application_that_cannot_be_read_is_known_by_its_id() {
+        let text = "VMINAME:web-0b1a2x7\nVNCPORT:5901\n";
+        assert!(may_be_for(text, "0b1a2c3d-4e5f-6071-8293-a4b5c6d7e8f9"));
+        assert!(!may_be_for(text, "ffffffff-4e5f-6071-8293-a4b5c6d7e8f9"));
+        assert!(!may_be_for("", "0b1a2c3d-4e5f-6071-8293-a4b5c6d7e8f9"));
     }
 
     #[test]

@@ -30,13 +30,17 @@ pub struct Nodes<'a> {
     pub own: &'a str,
     /// Every Node of the cluster; `None` where they could not be read, and then nobody counts as gone.
     pub all: Option<&'a BTreeSet<String>>,
+    /// Own applications that nobody can read: what they use they go on using.
+    pub unreadable: &'a BTreeSet<String>,
 }
 
 impl Nodes<'_> {
-    /// The users on other nodes that there still are.
+    /// The users that are not known to be gone: those on other nodes that there still are, and the own
+    /// ones that cannot be read.
     fn others(self, users: &BTreeSet<String>) -> BTreeSet<String> {
         let stays = |user: &&String| match user.split_once('/') {
-            Some((node, _)) => node != self.own && self.all.is_none_or(|all| all.contains(node)),
+            Some((node, app)) if node == self.own => self.unreadable.contains(app),
+            Some((node, _)) => self.all.is_none_or(|all| all.contains(node)),
             // Nobody of ours writes such a thing.
             None => true,
         };
@@ -46,7 +50,7 @@ impl Nodes<'_> {
 
 /// Whether other nodes than this one are named as users, so that it matters which ones there are.
 pub fn names_others(own: &str, known: &[Definition]) -> bool {
-    let nodes = Nodes { own, all: None };
+    let nodes = Nodes { own, all: None, unreadable: &BTreeSet::new() };
     known.iter().filter_map(|one| one.users.as_ref()).any(|users| !nodes.others(users).is_empty())
 }
 
@@ -158,7 +162,8 @@ mod tests {
         Action::Put { name, config, users: set(users) }
     }
 
-    const UNKNOWN: Nodes<'static> = Nodes { own: "n1", all: None };
+    static NONE: BTreeSet<String> = BTreeSet::new();
+    const UNKNOWN: Nodes<'static> = Nodes { own: "n1", all: None, unreadable: &NONE };
 
     fn decide(apps: &[App], known: &[Definition]) -> Vec<Action> {
         decide_passthrough(UNKNOWN, apps, known, &BTreeSet::new())
@@ -207,11 +212,24 @@ mod tests {
         ];
         for (apps, users, all, expected) in rows {
             let all = all.map(set);
-            let nodes = Nodes { own: "n1", all: all.as_ref() };
+            let nodes = Nodes { all: all.as_ref(), ..UNKNOWN };
             let known = [known(Some(users))];
             let decided = decide_passthrough(nodes, apps, &known, &BTreeSet::new());
             assert_eq!(decided, expected, "{users:?} of {all:?}");
         }
+    }
+
+    #[test]
+    fn an_application_that_cannot_be_read_goes_on_using_its_ports() {
+        let unreadable = set(&["a"]);
+        let nodes = Nodes { unreadable: &unreadable, ..UNKNOWN };
+        let decide = |apps: &[App], users: &[&str]| {
+            decide_passthrough(nodes, apps, &[known(Some(users))], &BTreeSet::new())
+        };
+        assert_eq!(decide(&[], &["n1/a"]), []);
+        assert_eq!(decide(&[], &["n1/a", "n1/b"]), [put(&["n1/a"])]);
+        assert_eq!(decide(&[app("b", &["eth1"])], &["n1/a"]), [put(&["n1/a", "n1/b"])]);
+        assert_eq!(decide(&[], &["n2/b"]), []);
     }
 
     #[test]

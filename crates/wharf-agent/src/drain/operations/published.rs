@@ -60,16 +60,37 @@ impl Publisher {
     }
 
     fn tell_requests(&self, requests: &Requests) -> Result<(), FilesError> {
-        let config = &self.context.config;
+        self.parts()
+            .try_for_each(|(agent, requester)| self.tell_request(requests, agent, requester))
+    }
+
+    /// Writes those again that nobody can read. What cannot be written is a fault of the files.
+    pub fn mend_requests(&self, requests: &Requests) {
+        for (agent, requester) in self.parts() {
+            if self.context.files.read::<NodeDrainRequest>(agent, GLOBAL).is_err() {
+                let _ = self.tell_request(requests, agent, requester);
+            }
+        }
+    }
+
+    fn tell_request(
+        &self,
+        requests: &Requests,
+        agent: &str,
+        requester: Requester,
+    ) -> Result<(), FilesError> {
+        let request = requests.get(requester).map(|request| to_file(request, requester));
+        self.put(agent, GLOBAL, request.as_ref())
+    }
+
+    /// In whose names this agent asks.
+    fn parts(&self) -> impl Iterator<Item = (&'static str, Requester)> {
         let parts = [
             (Role::Zedagent, DEVICE_AGENT, Requester::DeviceOperation),
             (Role::Baseosmgr, UPDATE_AGENT, Requester::Update),
         ];
-        for (_, agent, requester) in parts.into_iter().filter(|(role, ..)| config.plays(*role)) {
-            let request = requests.get(requester).map(|request| to_file(request, requester));
-            self.put(agent, GLOBAL, request.as_ref())?;
-        }
-        Ok(())
+        let played = parts.into_iter().filter(|(role, ..)| self.context.config.plays(*role));
+        played.map(|(_, agent, requester)| (agent, requester))
     }
 
     fn tell_node_agent(&mut self, journal: &Journal, said: &Said) -> Result<(), FilesError> {
@@ -221,5 +242,40 @@ pub fn phase(phase: &Phase) -> &'static str {
         Phase::Done { .. } => "done",
         Phase::Failed { .. } => "failed",
         Phase::Canceled { .. } => "canceled",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::{config::Config, files::Files, health::Health};
+
+    #[tokio::test]
+    async fn an_own_request_that_cannot_be_read_is_written_again_and_nobody_elses() {
+        let dir = tempfile::tempdir().unwrap();
+        let (health, stop) = (Health::new("n1"), CancellationToken::new());
+        let files = Files::open(dir.path(), dir.path(), &health, stop.clone());
+        let config = Arc::new(Config { publish_as: vec![Role::Zedagent], ..Config::default() });
+        let reporter = health.task("operations");
+        let context = Context { config, files: files.clone(), health, stop };
+        let publisher = Publisher::new(&context, reporter);
+        let path = |agent: &str| dir.path().join(agent).join("NodeDrainRequest/global.json");
+        for agent in [DEVICE_AGENT, UPDATE_AGENT] {
+            std::fs::create_dir_all(path(agent).parent().unwrap()).unwrap();
+            std::fs::write(path(agent), "{").unwrap();
+        }
+        let request = Request { at: None, context: "reboot".to_owned() };
+        let asked = Requests { device_operation: Some(request.clone()), update: None };
+        publisher.mend_requests(&asked);
+        let read = |agent| files.read::<NodeDrainRequest>(agent, GLOBAL);
+        assert_eq!(read(DEVICE_AGENT).unwrap().unwrap().context, "reboot");
+        assert!(read(UPDATE_AGENT).is_err(), "another agent's word");
+        // One that can be read is the business of the first look.
+        publisher.mend_requests(&Requests::default());
+        assert!(read(DEVICE_AGENT).unwrap().is_some());
     }
 }

@@ -85,6 +85,23 @@ impl Journal {
         }
     }
 
+    /// The same before the first look in a boot: what went down with the boot before asks no more.
+    pub fn requests_in(&self, boot_id: &str) -> Requests {
+        let of_this_boot = |job: &Job| match &job.phase {
+            Phase::Commanding { boot_id: begun, .. } | Phase::Leaving { boot_id: begun, .. } => {
+                begun == boot_id
+            }
+            Phase::Preparing { .. }
+            | Phase::Deferred { .. }
+            | Phase::Done { .. }
+            | Phase::Failed { .. }
+            | Phase::Canceled { .. } => true,
+        };
+        let job = |job: &Option<Job>| job.clone().filter(of_this_boot);
+        let (device_operation, update) = (job(&self.device_operation), job(&self.update));
+        Journal { device_operation, update, past: Vec::new() }.requests()
+    }
+
     /// Whether the node is about to go down or to be changed.
     pub(super) fn is_leaving(&self) -> bool {
         let jobs = [&self.device_operation, &self.update];

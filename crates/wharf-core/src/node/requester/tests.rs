@@ -183,6 +183,19 @@ fn an_update_is_put_in_place_once_and_not_again_after_a_restart() {
 }
 
 #[test]
+fn a_job_that_went_down_with_the_boot_before_asks_no_more() {
+    let mut journal = Journal::default();
+    settle(&mut journal, &facts(), 1);
+    assert_eq!(journal.requests_in("boot-2"), journal.requests(), "it waits on");
+    let complete = Facts { drain: drain(DrainStatus::Complete, Requester::Nobody), ..facts() };
+    settle(&mut journal, &complete, 5);
+    assert_eq!(phase(&journal.device_operation), "leaving");
+    assert_eq!(journal.requests_in(BOOT), journal.requests());
+    assert!(journal.requests().device_operation.is_some());
+    assert_eq!(journal.requests_in("boot-2"), Requests::default());
+}
+
+#[test]
 fn no_drain_begins_before_the_image_is_there_and_none_when_it_is_bad() {
     for (image, expected) in [
         (Image::Fetching, "preparing"),
