@@ -94,17 +94,17 @@ impl Gate {
         let node = wait_for_node_name(context).await;
         let worker = Worker::new(kube.clone(), node.clone());
         Ok(Self {
-            record: record.unwrap_or_else(|| Record::new(&boot_id)),
+            record,
             inputs: Inputs::open(context),
             sight: Sight::open(kube, node, boot_id.clone()),
             progress: worker.follow_progress(),
+        let record = record.unwrap_or_else(|| Record::new(&boot_id));
+        let publisher =
+            Publisher::new(context.files.clone(), reporter.clone(), word, &config.run_dir);
+        // The run directory is lost at a boot, before anybody may have looked at it.
+        record.last_took.into_iter().for_each(|took| publisher.publish_took(took));
             worker,
-            publisher: Publisher::new(
-                context.files.clone(),
-                reporter.clone(),
-                word,
-                &config.run_dir,
-            ),
+            publisher,
             policy: policy(config),
             clock: Clock::start(),
             reporter,

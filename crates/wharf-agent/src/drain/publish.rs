@@ -80,6 +80,11 @@ impl Publisher {
     /// How long a drain took that has just ended.
     pub fn tell_completion(&self, took: Duration) {
         info!("{}", completion_line(took));
+        self.publish_took(took);
+    }
+
+    /// The same for whoever collects numbers.
+    pub fn publish_took(&self, took: Duration) {
         let seconds = took.as_secs_f64();
         let text = format!(
             "# HELP {METRIC} How long the last drain of this node took.\n\

@@ -63,6 +63,13 @@ async fn a_drain_passes_through_its_states_names_what_blocks_it_and_is_given_bac
     assert_eq!(metric, expected);
     assert_eq!(agent.faults(), []);
 
+    // A boot takes the run directory away before anybody has looked.
+    agent.kill();
+    std::fs::remove_file(agent.dir.path().join("run/wharf/metrics.prom")).unwrap();
+    agent.start();
+    agent.wait_until("metric", || agent.exists("run/wharf/metrics.prom")).await;
+    let again = std::fs::read_to_string(agent.dir.path().join("run/wharf/metrics.prom")).unwrap();
+    assert_eq!(again.lines().last().unwrap(), expected);
     agent.withdraw("zedagent");
     agent.wait_for_status(2, 1).await;
     agent.wait_until("end of our cordon", || !world.is_unschedulable(node)).await;

@@ -197,7 +197,8 @@ impl Gate<'_> {
     /// What a person forced was about the boot before; forgotten, it would open the gate for ever.
     fn begin_boot(&self) -> Decision {
         let forced = self.facts.force.map(|_| Effect::RemoveForceFile);
-        let decision = self.change(Record::new(&self.facts.boot_id));
+        let last_took = self.record.last_took;
+        let decision = self.change(Record { last_took, ..Record::new(&self.facts.boot_id) });
         Decision { effects: forced.into_iter().collect(), ..decision }
     }
 

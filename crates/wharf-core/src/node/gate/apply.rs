@@ -50,6 +50,7 @@ pub fn apply(
         }
         (Phase::Draining { begun, .. }, Outcome::Drained) => {
             let took = Duration::try_from(now.duration_since(*begun)).unwrap_or(Duration::ZERO);
+            record.last_took = Some(took);
             let turn = Turn::first(asked, now);
             let end = End { at: now, turn, reason: "the node is empty".to_owned() };
             Phase::Complete { end, how: How::Drained { took } }

@@ -16,12 +16,17 @@ pub struct Record {
     /// The node has not been ready since it was booted, so that our cordon stays.
     pub awaits_ready: bool,
     pub phase: Phase,
+    /// How long the last drain took that emptied the node. Who collects it comes after the reboot that
+    /// the drain was for.
+    #[serde(default)]
+    pub last_took: Option<Duration>,
 }
 
 impl Record {
-    /// At the first look after a boot, whatever was before.
+    /// Of a node that was never drained, at the first look after a boot.
     pub fn new(boot_id: &str) -> Self {
-        Self { boot_id: boot_id.to_owned(), awaits_ready: true, phase: Phase::Idle }
+        let (awaits_ready, phase) = (true, Phase::Idle);
+        Self { boot_id: boot_id.to_owned(), awaits_ready, phase, last_took: None }
     }
 }
 

@@ -42,7 +42,7 @@ fn asked(device: bool, update: bool) -> Requests {
 }
 
 fn record(phase: Phase) -> Record {
-    Record { boot_id: BOOT.to_owned(), awaits_ready: false, phase }
+    Record { boot_id: BOOT.to_owned(), awaits_ready: false, phase, last_took: None }
 }
 
 fn starting(tries: u32, last_try: Option<i64>) -> Phase {
@@ -335,6 +335,23 @@ fn the_time_of_a_drain_is_measured_from_its_cordon() {
 }
 
 #[test]
+#[test]
+fn the_time_of_the_last_drain_is_known_after_the_boot_that_it_was_for() {
+    let mut record = record(draining(1));
+    apply(&mut record, Outcome::Drained, &facts().requests, at(7), &Policy::default());
+    let booted = Facts { boot_id: "boot-2".to_owned(), requests: Requests::default(), ..facts() };
+    let mut record = decide_gate(&record, &booted, at(9), &Policy::default()).record.unwrap();
+    assert_eq!(record.last_took, Some(Duration::from_secs(7)));
+    // A drain that fails is none.
+    record.phase = draining(1);
+    let given_up = Outcome::DrainGivenUp("x".to_owned());
+    apply(&mut record, given_up, &facts().requests, at(9), &Policy::default());
+    assert_eq!(record.last_took, Some(Duration::from_secs(7)));
+    // What an earlier version stored says nothing of it.
+    let older = r#"{"boot_id":"boot-1","awaits_ready":false,"phase":"idle"}"#;
+    assert_eq!(serde_json::from_str::<Record>(older).unwrap().last_took, None);
+}
+
 fn the_deadline_of_a_drain_stays_the_same_from_try_to_try() {
     for phase in [draining(1), draining(4)] {
         let decision = decide_gate(&record(phase), &facts(), at(500), &Policy::default());
