@@ -24,7 +24,7 @@ mod worker;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use wharf_core::node::gate::{Published, Requests};
+use wharf_core::node::gate::{Later, Published, Requests};
 
 use crate::{config::Config, kube::Kube, tasks::Tasks};
 
@@ -47,16 +47,20 @@ struct Said {
 /// From the gate to the operations; `None` until it has spoken.
 type Word = watch::Sender<Option<Said>>;
 
+/// From the operations to the gate: whether one of them waits, and so will ask again after a failure.
+type Waiting = watch::Sender<Later>;
+
 /// Starts the gate, and the operations where this agent plays those who ask it.
 pub fn start(tasks: &mut Tasks, config: &Config, kube: Kube, orders: Orders) {
-    let word = Word::new(None);
-    let gate = word.clone();
+    let (word, waiting) = (Word::new(None), Waiting::new(Later::Unknown));
+    let (gate, waits) = (word.clone(), waiting.subscribe());
     tasks.start("gate", move |context, reporter| {
-        gate::run(context, reporter, kube.clone(), gate.clone())
+        gate::run(context, reporter, kube.clone(), (gate.clone(), waits.clone()))
     });
     if operations::is_wanted(config) {
         tasks.start("operations", move |context, reporter| {
-            operations::run(context, reporter, orders.clone(), word.subscribe())
+            let gate = (word.subscribe(), waiting.clone());
+            operations::run(context, reporter, orders.clone(), gate)
         });
     }
 }

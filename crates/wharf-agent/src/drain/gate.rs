@@ -9,7 +9,7 @@ use tokio::{
 use tracing::warn;
 use wharf_core::{
     node::gate::{
-        CORDON_OWNER, Decision, Effect, Facts, How, Outcome, Phase, Policy, Record, apply,
+        CORDON_OWNER, Decision, Effect, Facts, How, Later, Outcome, Phase, Policy, Record, apply,
         decide_gate,
     },
     words::chain,
@@ -42,11 +42,16 @@ const STORE: &str = "the record of the drain";
 ///
 /// # Errors
 /// The kernel does not say which boot this is.
-pub async fn run(context: Context, reporter: Reporter, kube: Kube, word: Word) -> Ended {
+pub async fn run(
+    context: Context,
+    reporter: Reporter,
+    kube: Kube,
+    (word, waits): (Word, watch::Receiver<Later>),
+) -> Ended {
     let stop = context.stop.clone();
     let mut gate = tokio::select! {
         () = stop.cancelled() => return Ok(()),
-        gate = Gate::open(&context, reporter, kube, word) => gate?,
+        gate = Gate::open(&context, reporter, kube, (word, waits)) => gate?,
     };
     loop {
         let wake = gate.look().await;
@@ -62,6 +67,8 @@ struct Gate {
     policy: Policy,
     clock: Clock,
     inputs: Inputs,
+    /// Whether an operation of this agent waits.
+    waits: watch::Receiver<Later>,
     sight: Sight,
     worker: Worker,
     progress: watch::Receiver<Progress>,
@@ -81,7 +88,7 @@ impl Gate {
         context: &Context,
         reporter: Reporter,
         kube: Kube,
-        word: Word,
+        (word, waits): (Word, watch::Receiver<Later>),
     ) -> std::io::Result<Self> {
         let boot_id = boot_id()?;
         let config = &context.config;
@@ -91,18 +98,19 @@ impl Gate {
             warn!(reason = chain(&error), "the record of the drain is lost and begun anew");
             None
         });
-        let node = wait_for_node_name(context).await;
-        let worker = Worker::new(kube.clone(), node.clone());
-        Ok(Self {
-            record,
-            inputs: Inputs::open(context),
-            sight: Sight::open(kube, node, boot_id.clone()),
-            progress: worker.follow_progress(),
         let record = record.unwrap_or_else(|| Record::new(&boot_id));
         let publisher =
             Publisher::new(context.files.clone(), reporter.clone(), word, &config.run_dir);
         // The run directory is lost at a boot, before anybody may have looked at it.
         record.last_took.into_iter().for_each(|took| publisher.publish_took(took));
+        let node = wait_for_node_name(context).await;
+        let worker = Worker::new(kube.clone(), node.clone());
+        Ok(Self {
+            record,
+            inputs: Inputs::open(context),
+            waits,
+            sight: Sight::open(kube, node, boot_id.clone()),
+            progress: worker.follow_progress(),
             worker,
             publisher,
             policy: policy(config),
@@ -154,6 +162,7 @@ impl Gate {
                     return;
                 }
                 () = self.inputs.changed() => return,
+                () = changed(&mut self.waits) => return,
                 () = self.sight.changed() => return,
                 () = changed(&mut self.progress) => return,
                 () = sleep_until(look) => {}
@@ -176,6 +185,7 @@ impl Gate {
             boot_id: self.boot_id.clone(),
             clustered: said.clustered,
             requests: said.requests,
+            later: *self.waits.borrow_and_update(),
             force: said.force,
             guard: said.guard,
             api: seen.api,

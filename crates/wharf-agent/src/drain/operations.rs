@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use wharf_api::node_files::NodeWish;
 use wharf_core::{
     node::{
-        gate::{Published, Requests},
+        gate::{Later, Published, Requests},
         requester::{
             Decision, Effect, Facts, Image, Job, Journal, Outcome, Phase, Power, UpdateWish, Wish,
             apply, decide_jobs,
@@ -26,7 +26,7 @@ use wharf_kube::Clock;
 
 use self::published::Publisher;
 use super::{
-    STORE_AGAIN, Said, boot_id, changed,
+    STORE_AGAIN, Said, Waiting, boot_id, changed,
     command::{self, Orders},
     image::Images,
     wishes::{self, Wishes},
@@ -68,10 +68,10 @@ pub async fn run(
     context: Context,
     reporter: Reporter,
     orders: Orders,
-    mut gate: watch::Receiver<Option<Said>>,
+    (mut gate, waiting): (watch::Receiver<Option<Said>>, Waiting),
 ) -> Ended {
     let stop = context.stop.clone();
-    let mut operations = Operations::open(&context, reporter, orders)?;
+    let mut operations = Operations::open(&context, reporter, orders, waiting)?;
     if stop.run_until_cancelled(operations.end_left()).await.is_none() {
         return Ok(());
     }
@@ -99,6 +99,7 @@ struct Operations {
     publisher: Publisher,
     reporter: Reporter,
     /// On all programs that are started here.
+    waiting: Waiting,
     mark: Mark,
     store: Store<Journal>,
     journal: Journal,
@@ -117,6 +118,7 @@ impl Operations {
         orders: Orders,
     ) -> Result<Self, OperationsError> {
         let folder = context.config.persist_dir.join(AGENT);
+        waiting: Waiting,
         let store = Store::new(folder.join("operations.json"));
         let journal = store.load().map_err(OperationsError::Journal)?.unwrap_or_default();
         Ok(Self {
@@ -130,6 +132,7 @@ impl Operations {
             config: context.config.clone(),
             reporter,
             store,
+            waiting,
             journal,
             outcome: None,
             commanding: None,
@@ -180,6 +183,7 @@ impl Operations {
             self.want_image(&wishes);
             let told = self.tell(&wishes, said, &decision);
             let (moved, wake_at) = (decision.journal.is_some(), decision.wake_at);
+            self.tell_waiting();
             decision.effects.into_iter().for_each(|effect| self.begin(effect, &wishes));
             if !moved {
                 self.wishes.remove_what_is_over(&self.journal);
@@ -269,6 +273,18 @@ impl Operations {
     fn tell(&mut self, wishes: &[Arc<NodeWish>], said: &Said, decision: &Decision) -> bool {
         let update = self.journal.update.as_ref();
         let image = update.map(|job| self.image(&job.id));
+    /// Only who asks in both names can say that nobody will.
+    fn tell_waiting(&self) {
+        let asks_for_all =
+            [Role::Zedagent, Role::Baseosmgr].iter().all(|one| self.config.plays(*one));
+        let now = match self.journal.waits() {
+            true => Later::Asks,
+            false if asks_for_all => Later::Nobody,
+            false => Later::Unknown,
+        };
+        self.waiting.send_if_modified(|known| std::mem::replace(known, now) != now);
+    }
+
         let wish = update.and_then(|job| wishes.iter().find(|wish| wish.id == job.id));
         self.publisher.tell(&self.journal, decision, said, image.as_ref(), wish.map(Arc::as_ref))
     }

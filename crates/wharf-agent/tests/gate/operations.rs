@@ -174,6 +174,33 @@ async fn an_update_is_checked_first_and_a_newer_one_takes_its_place_in_the_drain
 }
 
 #[tokio::test]
+async fn a_canceled_operation_whose_drain_failed_gives_the_node_back_at_once() {
+    let (world, node) = (world(), "op-failed");
+    world.node(node);
+    world.pod_with(node, "op-failed-0", labelled("op-failed"));
+    world.budget("op-failed", 1, 1);
+    let mut agent = Agent::prepare_whole(&world, node);
+    (agent.config.drain_timeout_seconds, agent.config.drain_retry_seconds) = (3, 3600);
+    agent.start();
+    agent.wish("reboot");
+    agent.wait_for_status(8, 2).await;
+    let paused = "the drain failed 1 times and is asked for again in a while";
+    agent.wait_until("pause", || agent.job("reboot")["Reason"] == paused).await;
+    assert!(!agent.exists("run/zedagent/NodeDrainRequest/global.json"));
+    assert_eq!(agent.status(), (8, 2), "it will be asked for again");
+    assert!(world.is_unschedulable(node) && !agent.faults().is_empty());
+
+    let no = NodeWish { kind: "reboot".to_owned(), canceled: true, ..NodeWish::default() };
+    wishes::hand_over(&agent.config.persist_dir, no).unwrap();
+    agent.wait_for_status(2, 1).await;
+    agent.wait_until("end of our cordon", || !world.is_unschedulable(node)).await;
+    agent.wait_until("end of the fault", || agent.faults().is_empty()).await;
+    let shown = || agent.read("run/nodeagent/NodeAgentStatus/nodeagent.json");
+    agent.wait_until("end of the wait", || shown()["WaitDrainInProgress"] == false).await;
+    assert_eq!(agent.ordered(), "");
+}
+
+#[tokio::test]
 async fn an_update_that_a_restart_cut_off_is_not_repeated() {
     let (world, node) = (world(), "op-cut");
     world.node(node);

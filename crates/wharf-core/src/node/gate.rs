@@ -39,7 +39,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// file, so that seconds are plenty.
 const TURN: Duration = Duration::from_secs(10);
 /// A failed drain keeps its cordon for so long: whoever asked may ask again, and the pods that have
-/// left should not come back in between.
+/// left should not come back in between. Where nobody will, it goes at once.
 const HOLD: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +75,7 @@ pub struct Facts {
     /// The node belongs to a cluster of several.
     pub clustered: bool,
     pub requests: Requests,
+    pub later: Later,
     /// What the force file says.
     pub force: Option<Forced>,
     pub guard: Guard,
@@ -82,6 +83,17 @@ pub struct Facts {
     /// `None` where it cannot be seen.
     pub node: Option<NodeFacts>,
     pub worker: Worker,
+}
+
+/// Whether somebody who asks no more will ask again: after a failure requests are withdrawn, also by who
+/// only pauses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Later {
+    /// Others ask, and do not say.
+    Unknown,
+    Asks,
+    /// Nothing waits for a drain any more.
+    Nobody,
 }
 
 /// A status that a person wrote by hand.
@@ -309,6 +321,9 @@ impl Gate<'_> {
         }
         if let Some(turn) = end.turn.next(asked, self.now) {
             return self.move_to(self.record.phase.with_turn(turn));
+        }
+        if asked.is_empty() && self.facts.later == Later::Nobody {
+            return self.give_back();
         }
         let wait = Some(Wait::Failed(end.reason.clone()));
         if !asked.is_empty() {

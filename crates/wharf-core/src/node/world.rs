@@ -10,7 +10,7 @@ use std::{
 use jiff::Timestamp;
 
 use super::{
-    gate::{self, Api, CORDON_OWNER, Forced, Guard, Published, Requests, Worker},
+    gate::{self, Api, CORDON_OWNER, Forced, Guard, Later, Published, Requests, Worker},
     requester::{self, Image, Journal, Power, UpdateWish, Wish},
     status::{DrainStatus, Requester},
 };
@@ -250,6 +250,7 @@ impl World {
             boot_id: self.boot_id(),
             clustered: self.clustered,
             requests: self.requests.clone(),
+            later: if self.journal.waits() { Later::Asks } else { Later::Nobody },
             force: self.force,
             guard: Guard::Open,
             api: if self.answers { Api::Answers } else { Api::Silent("refused".to_owned()) },
@@ -367,7 +368,8 @@ impl World {
 
     fn is_at_rest(&self) -> bool {
         let mut jobs = self.journal.update.iter().chain(&self.journal.device_operation);
-        jobs.all(requester::Job::is_over) && self.requests.is_empty() && self.cordon.is_none()
+        let jobs = jobs.all(requester::Job::is_over) && self.requests.is_empty();
+        jobs && self.cordon.is_none() && !self.record.phase.status().is_failure()
     }
 
     fn check(&self) {

@@ -26,6 +26,7 @@ pub(super) fn facts() -> Facts {
         boot_id: BOOT.to_owned(),
         clustered: true,
         requests: Requests { device_operation: request(0, "reboot"), update: None },
+        later: Later::Unknown,
         force: None,
         guard: Guard::Open,
         api: Api::Answers,
@@ -335,7 +336,6 @@ fn the_time_of_a_drain_is_measured_from_its_cordon() {
 }
 
 #[test]
-#[test]
 fn the_time_of_the_last_drain_is_known_after_the_boot_that_it_was_for() {
     let mut record = record(draining(1));
     apply(&mut record, Outcome::Drained, &facts().requests, at(7), &Policy::default());
@@ -352,6 +352,7 @@ fn the_time_of_the_last_drain_is_known_after_the_boot_that_it_was_for() {
     assert_eq!(serde_json::from_str::<Record>(older).unwrap().last_took, None);
 }
 
+#[test]
 fn the_deadline_of_a_drain_stays_the_same_from_try_to_try() {
     for phase in [draining(1), draining(4)] {
         let decision = decide_gate(&record(phase), &facts(), at(500), &Policy::default());
@@ -460,6 +461,26 @@ fn a_failed_drain_that_nobody_asks_for_again_gives_the_node_back_after_a_while()
     assert_eq!(rest, "FAILEDDRAIN/2 uncordon");
     let decision = decide_gate(&record, &nobody, at(600), &Policy::default());
     assert_eq!(decision.wake_at, Some(at(605)), "until it is seen to be gone");
+}
+
+#[test]
+fn a_failed_drain_that_is_surely_not_asked_for_again_gives_the_node_back_at_once() {
+    let nobody = |later| Facts {
+        requests: Requests::default(),
+        node: node(Some(CORDON_OWNER)),
+        later,
+        ..facts()
+    };
+    for name in ["failed-cordon", "failed-drain"] {
+        let failed = &phases()[name];
+        let (rest, record) = settle(failed, &nobody(Later::Nobody), 1);
+        assert_eq!((rest.as_str(), record.phase), ("NOTREQUESTED/1 uncordon", Phase::Idle));
+        // Who pauses asks again, and who asks is waited for.
+        let (rest, record) = settle(failed, &nobody(Later::Asks), 1);
+        assert!(rest.starts_with("FAILED") && record.phase.is_end(), "{name}: {rest}");
+        let asking = Facts { later: Later::Nobody, ..facts() };
+        assert!(settle(failed, &asking, 1).1.phase.is_end(), "{name}");
+    }
 }
 
 #[test]

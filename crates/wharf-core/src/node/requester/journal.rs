@@ -102,6 +102,11 @@ impl Journal {
         Journal { device_operation, update, past: Vec::new() }.requests()
     }
 
+    /// Whether a job waits, for its drain or for what comes before.
+    pub fn waits(&self) -> bool {
+        [&self.device_operation, &self.update].into_iter().flatten().any(Job::is_waiting)
+    }
+
     /// Whether the node is about to go down or to be changed.
     pub(super) fn is_leaving(&self) -> bool {
         let jobs = [&self.device_operation, &self.update];
