@@ -2,7 +2,9 @@
 
 use std::{
     ffi::OsStr,
-    path::Path,
+    fs::Metadata,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     time::Duration,
 };
@@ -22,11 +24,17 @@ const ORDER: Duration = Duration::from_secs(60);
 const UPDATE: Duration = Duration::from_secs(3600);
 /// So much of what a program printed is kept, from its end.
 const TAIL: usize = 2000;
+/// By whomever.
+const EXECUTABLE: u32 = 0o111;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error("no command is configured")]
     Missing,
+    #[error("{program} does not exist")]
+    Absent { program: String },
+    #[error("{program} is no file that can be run")]
+    NotAProgram { program: String },
     #[error("cannot run {program}")]
     Start {
         program: String,
@@ -72,6 +80,23 @@ impl Orders {
             Power::Shutdown => &self.shutdown,
         };
         run(order, &[], ORDER, mark).await
+    }
+}
+
+/// Whether a command could be run now. It is not run, so that it may still fail.
+pub fn check(command: &[String]) -> Result<(), CommandError> {
+    let [program, ..] = command else { return Err(CommandError::Missing) };
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let places: Vec<PathBuf> = match program.contains('/') {
+        true => vec![program.into()],
+        false => std::env::split_paths(&search).map(|folder| folder.join(program)).collect(),
+    };
+    let found: Vec<Metadata> = places.iter().filter_map(|place| place.metadata().ok()).collect();
+    let can_run = |found: &Metadata| found.is_file() && found.mode() & EXECUTABLE != 0;
+    match found.iter().any(can_run) {
+        true => Ok(()),
+        false if found.is_empty() => Err(CommandError::Absent { program: program.clone() }),
+        false => Err(CommandError::NotAProgram { program: program.clone() }),
     }
 }
 
@@ -177,6 +202,28 @@ mod tests {
         assert!(matches!(update(&[]).await, Err(CommandError::Missing)));
         let nothing = update(&["/nowhere/program".to_owned()]).await.unwrap_err();
         assert_eq!(nothing.to_string(), "cannot run /nowhere/program");
+    }
+
+    #[test]
+    fn a_command_is_known_to_be_one_before_it_is_run() {
+        use std::{fs, os::unix::fs::PermissionsExt};
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("update");
+        let command = vec![path.display().to_string(), "--now".to_owned()];
+        let said = |command: &[String]| check(command).map_err(|error| error.to_string());
+        assert_eq!(said(&[]), Err("no command is configured".to_owned()));
+        assert_eq!(said(&command), Err(format!("{} does not exist", path.display())));
+        fs::write(&path, "#!/bin/sh\n").unwrap();
+        let no_program = Err(format!("{} is no file that can be run", path.display()));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(said(&command), no_program);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(said(&command), Ok(()));
+        let folder = Err(format!("{} is no file that can be run", dir.path().display()));
+        assert_eq!(said(&[dir.path().display().to_string()]), folder);
+        assert_eq!(said(&["sh".to_owned()]), Ok(()));
+        assert!(said(&["no-such-program".to_owned()]).is_err());
     }
 
     #[tokio::test]

@@ -45,6 +45,8 @@ const MOST_STEPS: usize = 20;
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 const STORE: &str = "the journal of operations";
 const LEFT: &str = "an update that an earlier agent began";
+const UPDATE_HINT: &str = "put the program that installs an image there, or set update_command in the \
+                           agent's configuration";
 
 #[derive(Debug, thiserror::Error)]
 pub enum OperationsError {
@@ -97,9 +99,9 @@ struct Operations {
     wishes: Wishes,
     images: Images,
     publisher: Publisher,
+    waiting: Waiting,
     reporter: Reporter,
     /// On all programs that are started here.
-    waiting: Waiting,
     mark: Mark,
     store: Store<Journal>,
     journal: Journal,
@@ -116,9 +118,9 @@ impl Operations {
         context: &Context,
         reporter: Reporter,
         orders: Orders,
+        waiting: Waiting,
     ) -> Result<Self, OperationsError> {
         let folder = context.config.persist_dir.join(AGENT);
-        waiting: Waiting,
         let store = Store::new(folder.join("operations.json"));
         let journal = store.load().map_err(OperationsError::Journal)?.unwrap_or_default();
         Ok(Self {
@@ -130,9 +132,9 @@ impl Operations {
             images: Images::new(folder.join("images")),
             publisher: Publisher::new(context, reporter.clone()),
             config: context.config.clone(),
+            waiting,
             reporter,
             store,
-            waiting,
             journal,
             outcome: None,
             commanding: None,
@@ -156,17 +158,17 @@ impl Operations {
         self.reporter.clear(LEFT);
     }
 
-    /// Decides until nothing changes any more; when to look again.
-    async fn look(&mut self, said: &Said) -> Instant {
-        for _ in 0..MOST_STEPS {
-            let Some(wishes) = self.wishes.read() else { return Instant::now() + LOOK_AGAIN };
-            if !self.take_outcome().await {
     /// The gate waits for requests that cannot be read. Ours are known, and written again.
     fn before_the_gate_speaks(&self) -> Instant {
         self.publisher.mend_requests(&self.journal.requests_in(&self.boot_id));
         Instant::now() + LOOK_AGAIN
     }
 
+    /// Decides until nothing changes any more; when to look again.
+    async fn look(&mut self, said: &Said) -> Instant {
+        for _ in 0..MOST_STEPS {
+            let Some(wishes) = self.wishes.read() else { return Instant::now() + LOOK_AGAIN };
+            if !self.take_outcome().await {
                 return Instant::now() + STORE_AGAIN;
             }
             self.want_image(&wishes);
@@ -181,9 +183,9 @@ impl Operations {
                 log_changes(&before, journal, said);
             }
             self.want_image(&wishes);
+            self.tell_waiting();
             let told = self.tell(&wishes, said, &decision);
             let (moved, wake_at) = (decision.journal.is_some(), decision.wake_at);
-            self.tell_waiting();
             decision.effects.into_iter().for_each(|effect| self.begin(effect, &wishes));
             if !moved {
                 self.wishes.remove_what_is_over(&self.journal);
@@ -253,26 +255,24 @@ impl Operations {
         }
     }
 
-    /// Without a command an image is of no use, and no drain is begun for it.
+    /// Without a command that can be run an image is of no use, and no drain is begun for it. What runs
+    /// already may put another program in the place of its own.
     fn image(&self, id: &str) -> Image {
-        if self.config.update_command.is_empty() {
-            let reason = "this node has no update_command in its agent's configuration";
-            return Image::Failed(reason.to_owned());
+        let update = self.journal.update.as_ref().filter(|job| job.id == id);
+        let runs = update.is_some_and(|job| matches!(job.phase, Phase::Commanding { .. }));
+        match command::check(&self.config.update_command) {
+            Err(error) if !runs => Image::Failed(format!("{error}; {UPDATE_HINT}")),
+            Ok(()) | Err(_) => self.images.state(id),
         }
-        self.images.state(id)
     }
 
     /// The image of the update that is under way is fetched, and no other.
     fn want_image(&mut self, wishes: &[Arc<NodeWish>]) {
         let job = self.journal.update.as_ref().filter(|job| !job.is_over());
         let wish = job.and_then(|job| wishes.iter().find(|wish| wish.id == job.id));
-        let wish = wish.filter(|_| !self.config.update_command.is_empty());
         self.images.want(wish.map(Arc::as_ref));
     }
 
-    fn tell(&mut self, wishes: &[Arc<NodeWish>], said: &Said, decision: &Decision) -> bool {
-        let update = self.journal.update.as_ref();
-        let image = update.map(|job| self.image(&job.id));
     /// Only who asks in both names can say that nobody will.
     fn tell_waiting(&self) {
         let asks_for_all =
@@ -285,6 +285,9 @@ impl Operations {
         self.waiting.send_if_modified(|known| std::mem::replace(known, now) != now);
     }
 
+    fn tell(&mut self, wishes: &[Arc<NodeWish>], said: &Said, decision: &Decision) -> bool {
+        let update = self.journal.update.as_ref();
+        let image = update.map(|job| self.image(&job.id));
         let wish = update.and_then(|job| wishes.iter().find(|wish| wish.id == job.id));
         self.publisher.tell(&self.journal, decision, said, image.as_ref(), wish.map(Arc::as_ref))
     }

@@ -174,6 +174,40 @@ async fn an_update_is_checked_first_and_a_newer_one_takes_its_place_in_the_drain
 }
 
 #[tokio::test]
+async fn an_update_whose_command_cannot_be_run_begins_no_drain() {
+    let (world, node) = (world(), "op-no-command");
+    world.node(node);
+    let mut agent = Agent::prepare_whole(&world, node);
+    let program = agent.dir.path().join("wharf-node-update");
+    agent.config.update_command = vec![program.display().to_string()];
+    let image = agent.dir.path().join("image");
+    std::fs::write(&image, "image").unwrap();
+    let update = |agent: &Agent| {
+        let wish = NodeWish {
+            kind: "update".to_owned(),
+            sha256: sum(&image),
+            image: image.display().to_string(),
+            ..NodeWish::default()
+        };
+        wishes::hand_over(&agent.config.persist_dir, wish).unwrap()
+    };
+    agent.start();
+    let refused = update(&agent);
+    agent.wait_until("failure", || agent.job("update")["Phase"] == "failed").await;
+    let reason = agent.job("update")["Reason"].as_str().unwrap().to_owned();
+    let expected = format!("{} does not exist; put the program", program.display());
+    assert!(reason.starts_with(&expected), "{reason}");
+    let status = agent.read(&format!("run/baseosmgr/BaseOsStatus/{}.json", refused.id));
+    assert_eq!((&status["State"], &status["Error"]), (&json!(124), &json!(reason)));
+    assert_eq!(agent.history(), ["NOTREQUESTED"]);
+    assert!(!world.is_unschedulable(node));
+
+    std::os::unix::fs::symlink("/bin/true", &program).unwrap();
+    update(&agent);
+    agent.wait_until("order", || agent.ordered() == "reboot\n").await;
+}
+
+#[tokio::test]
 async fn a_canceled_operation_whose_drain_failed_gives_the_node_back_at_once() {
     let (world, node) = (world(), "op-failed");
     world.node(node);
