@@ -278,6 +278,21 @@ fn joining(dir: &std::path::Path, server: &str, id: &str) -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_to_join_ends_when_the_configuration_is_withdrawn_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = loopback(5, 2);
+    let ours = joining(dir.path(), &address, CLUSTER_ID);
+    let server = tokio::net::TcpListener::bind((address.as_str(), PORT)).await.unwrap();
+    let patient = Patience { limit: Some(Duration::from_secs(120)), ..Patience::default() };
+    let waiting = tokio::spawn(async move { join::wait(&ours, patient).await });
+    // It asks, and gets no answer.
+    drop(server.accept().await.unwrap());
+    fs::remove_file(dir.path().join("run/zedagent/EdgeNodeClusterConfig/global.json")).unwrap();
+    let ended = waiting.await.unwrap();
+    assert!(matches!(ended, Err(JoinError::Ended(Failure::Withdrawn))), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_joins_waits_for_this_cluster_and_does_not_wait_again() {
     let server = ApiServer::start().unwrap();
     kubectl(

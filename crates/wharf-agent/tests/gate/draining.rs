@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use wharf_kube::CORDON_OWNER;
+use wharf_testbed::process::free_port;
 
 use crate::{
     agent::Agent,
@@ -62,7 +63,6 @@ async fn a_drain_passes_through_its_states_names_what_blocks_it_and_is_given_bac
     let expected = format!("kubevirt_node_drain_completion_time_seconds {seconds:.6}");
     assert_eq!(metric, expected);
     assert_eq!(agent.faults(), []);
-
     // A boot takes the run directory away before anybody has looked.
     agent.kill();
     std::fs::remove_file(agent.dir.path().join("run/wharf/metrics.prom")).unwrap();
@@ -70,6 +70,7 @@ async fn a_drain_passes_through_its_states_names_what_blocks_it_and_is_given_bac
     agent.wait_until("metric", || agent.exists("run/wharf/metrics.prom")).await;
     let again = std::fs::read_to_string(agent.dir.path().join("run/wharf/metrics.prom")).unwrap();
     assert_eq!(again.lines().last().unwrap(), expected);
+
     agent.withdraw("zedagent");
     agent.wait_for_status(2, 1).await;
     agent.wait_until("end of our cordon", || !world.is_unschedulable(node)).await;
@@ -163,6 +164,31 @@ async fn a_cluster_that_falls_silent_is_not_drained_after_the_skip_time() {
     let reason = agent.said()["Reason"].to_string();
     assert!(reason.contains("the cluster does not answer, so the node is not drained"), "{reason}");
     passage.freeze(false);
+    assert!(world.is_there(&pod) && !world.is_unschedulable(node), "nothing was touched");
+}
+
+/// As when the API server of this node alone is stopped.
+#[tokio::test]
+async fn a_cluster_that_refuses_connections_is_not_drained_after_the_skip_time() {
+    let (world, node) = (world(), "gate-refused");
+    world.node(node);
+    let pod = world.pod(node, "gate-refused-0");
+    let mut agent = Agent::prepare(&world, node);
+    agent.config.api_skip_seconds = 12;
+    // Nobody else gets this port, and nobody listens there.
+    let nobody = format!("https://127.0.0.1:{}", free_port().unwrap());
+    let kubeconfig = world.server.kubeconfig().replace(&world.server.url(), &nobody);
+    std::fs::write(agent.config.kubeconfig.as_ref().unwrap(), kubeconfig).unwrap();
+    agent.start();
+    agent.wait_for_status(2, 1).await;
+    agent.request("zedagent", 2, "reboot");
+    agent.wait_for_status(4, 2).await;
+    agent.wait_for_status(9, 2).await;
+    let reason = agent.said()["Reason"].to_string();
+    assert!(reason.contains("the cluster does not answer, so the node is not drained"), "{reason}");
+    assert!(reason.contains("tcp connect error"), "{reason}");
+    let expected = ["NOTREQUESTED", "REQUESTED", "STARTING", "COMPLETE"].map(str::to_owned);
+    assert_eq!(agent.history(), expected, "it was not cordoned, nor did that fail");
     assert!(world.is_there(&pod) && !world.is_unschedulable(node), "nothing was touched");
 }
 
