@@ -1,12 +1,16 @@
-//! The whole agent where it has no room for its files, where these are cut off, and
+//! The whole agent where it has no room for its files, where these are cut off or the clock is set, and
 //! among peers that do not end: it goes on, says so to whoever asks for its health, and recovers by
 //! itself. The tests of room need root.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod common;
+#[path = "../../wharf-kube/tests/cluster/world.rs"]
+#[allow(dead_code)]
+mod world;
 
 use std::{
+    ffi::OsStr,
     fs,
     io::Write,
     net::TcpStream,
@@ -25,9 +29,12 @@ use serde_json::{Value, json};
 use wharf_agent::health::{self, AskError};
 use wharf_api::node_files::AgentHealth;
 use wharf_testbed::{
-    apiserver::ApiServer, disk::SmallDisk, kinds::Project, process::Signal, wait_for,
+    apiserver::ApiServer, debian, disk::SmallDisk, kinds::Project, process::Signal, wait_for,
 };
+use world::{labelled, world};
 
+/// Of what takes longer than a change of a file.
+const DEADLINE: Duration = Duration::from_secs(120);
 const NAMESPACE: &str = "eve-kube-app";
 const APP: &str = "aaaaaaaa-9dad-11d1-80b4-00c04fd430c8";
 const APP_STATUS: &str = "zedkube/ENClusterAppStatus/aaaaaaaa-9dad-11d1-80b4-00c04fd430c8.json";
@@ -348,4 +355,92 @@ fn a_configuration_that_is_cut_off_before_a_restart_takes_no_port_and_no_console
     agent.unpublish(&file);
     wait_for("the end of the port", SOON, || Ok(users().is_empty().then_some(()))).unwrap();
     wait_for("health", SOON, || Ok(agent.works("console").then_some(()))).unwrap();
+}
+
+/// A library that shows the programs that load it another time of day.
+const OTHER_TIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+
+#[test]
+fn a_clock_that_is_set_by_hours_ends_no_drain_and_no_lease_and_is_told() {
+    debian::ensure("the test of a clock that is set", &[(OTHER_TIME, "libfaketime")]).unwrap();
+    let (world, node) = (world(), "clock-set");
+    world.node(node);
+    let pod = world.pod_with(node, "clock-set-0", labelled("clock-set"));
+    world.budget("clock-set", 1, 1);
+    let metadata = json!({ "name": NAMESPACE });
+    world.create(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata }));
+    let dir = tempfile::tempdir().unwrap();
+    let clock = dir.path().join("clock");
+    let set = |by: &str| put(&clock, by.as_bytes());
+    set("+0");
+    let kubeconfig = world.kubeconfig.path().display();
+    // The clock is set by more than the drain may take.
+    let more = format!(
+        "node_name = '{node}'\nkubeconfig = '{kubeconfig}'\ndrain_timeout_seconds = 3600\n\
+         api_skip_seconds = 3600"
+    );
+    let on = OsStr::new("1");
+    let agent = Agent::start_where(
+        None,
+        &more,
+        &[
+            ("LD_PRELOAD", OsStr::new(OTHER_TIME)),
+            ("FAKETIME_TIMESTAMP_FILE", clock.as_os_str()),
+            ("FAKETIME_NO_CACHE", on),
+            ("DONT_FAKE_MONOTONIC", on),
+            ("NO_FAKE_STAT", on),
+        ],
+    );
+    let controller = json!({ "Name": "zedagent", "ConfigGetStatus": 1 });
+    agent.publish("zedagent/ZedAgentStatus/zedagent.json", &controller);
+    agent.publish(WISH, &json!({ "ClusterName": "lab" }));
+    let request = json!({ "RequestedBy": 2, "Context": "reboot" });
+    agent.publish("zedagent/NodeDrainRequest/global.json", &request);
+    let lease = || agent.read("zedkube/KubeLeaseInfo/global.json").unwrap_or_default();
+    let drain = || agent.read("zedkube/NodeDrainStatus/global.json").unwrap_or_default();
+    wait_for("the drain", DEADLINE, || Ok((drain()["Status"] == 5).then_some(()))).unwrap();
+    wait_for("the lease", DEADLINE, || Ok((lease()["IsStatsLeader"] == true).then_some(())))
+        .unwrap();
+    let since = lease()["LatestChange"].clone();
+    assert_eq!(agent.note("clock"), None);
+
+    let renewed = || {
+        let time = "-o=jsonpath={.spec.renewTime}";
+        let name = "eve-kube-stats-leader";
+        world.kubectl(&["get", "lease", "-n", NAMESPACE, name, time], "")
+    };
+    for (round, by, word) in [(1, "+3h", "forward"), (2, "+0", "back")] {
+        set(by);
+        let note = wait_for("the note", DEADLINE, || {
+            let note = agent.note("clock");
+            Ok(note.filter(|note| note.starts_with(&format!("{round} since the agent began"))))
+        });
+        let note = note.unwrap_or_else(|_| panic!("{:?}", agent.health()));
+        let (_, seconds) = note.split_once(&format!("set {word} by ")).unwrap();
+        let seconds: i64 = seconds.split(' ').next().unwrap().parse().unwrap();
+        assert!((seconds - 3 * 3600).abs() < 10, "{note}");
+        // Several terms of the lease later, and with a new application, all is as before.
+        let key = format!("{round}{}", &APP[1..]);
+        agent.publish(
+            &format!("zedagent/AppInstanceConfig/{key}.json"),
+            &json!({ "UUIDandVersion": { "UUID": key }, "DisplayName": "web", "Activate": true }),
+        );
+        let status = format!("zedkube/ENClusterAppStatus/{key}.json");
+        wait_for("the application", DEADLINE, || Ok(agent.read(&status))).unwrap();
+        let mut times = vec![renewed()];
+        wait_for("ten renewals", DEADLINE, || {
+            assert_eq!((&drain()["Status"], &lease()["IsStatsLeader"]), (&json!(5), &json!(true)));
+            let now = renewed();
+            if times.last() != Some(&now) {
+                times.push(now);
+            }
+            Ok((times.len() > 10).then_some(()))
+        })
+        .unwrap();
+        assert!(world.is_there(&pod) && world.is_unschedulable(node));
+        assert_eq!(lease()["LatestChange"], since);
+        expect_no_restarts(&agent);
+    }
+    world.kubectl(&["delete", "pdb", "clock-set"], "");
+    wait_for("the end", DEADLINE, || Ok((drain()["Status"] == 9).then_some(()))).unwrap();
 }

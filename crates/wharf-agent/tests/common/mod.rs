@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 use std::{
+    ffi::{OsStr, OsString},
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -113,16 +114,26 @@ impl Agent {
         more: &str,
         authorities: Option<&Path>,
     ) -> Self {
+        let authorities = authorities.map(|file| ("SSL_CERT_FILE", file.as_os_str()));
+        Self::start_where(namespace, more, authorities.as_slice())
+    }
+
+    /// The same with variables in its environment.
+    pub fn start_where(
+        namespace: Option<&Namespace>,
+        more: &str,
+        environment: &[(&str, &OsStr)],
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("run");
-        let agent = Self::spawn(dir, run, namespace, more, authorities);
+        let agent = Self::spawn(dir, run, namespace, more, environment);
         agent.wait_for_health();
         agent
     }
 
     /// Starts it with another run directory, and waits for nothing.
     pub fn start_in(run: &Path, more: &str) -> Self {
-        Self::spawn(tempfile::tempdir().unwrap(), run.to_owned(), None, more, None)
+        Self::spawn(tempfile::tempdir().unwrap(), run.to_owned(), None, more, &[])
     }
 
     fn spawn(
@@ -130,7 +141,7 @@ impl Agent {
         run: PathBuf,
         namespace: Option<&Namespace>,
         more: &str,
-        authorities: Option<&Path>,
+        environment: &[(&str, &OsStr)],
     ) -> Self {
         let config = dir.path().join("agent.toml");
         let text = format!(
@@ -141,7 +152,8 @@ impl Agent {
         fs::write(&config, text).unwrap();
         let program = example("node_agent").unwrap();
         let name = namespace.map(|namespace| namespace.name.clone());
-        let authorities = authorities.map(Path::to_owned);
+        let own = |(name, value): &(&str, &OsStr)| ((*name).to_owned(), (*value).to_owned());
+        let environment: Vec<(String, OsString)> = environment.iter().map(own).collect();
         let command = Box::new(move || {
             let mut command = match &name {
                 // `ip` replaces itself by the program: signals go to the agent.
@@ -152,7 +164,7 @@ impl Agent {
                 }
                 None => Command::new(&program),
             };
-            command.arg(&config).envs(authorities.iter().map(|file| ("SSL_CERT_FILE", file)));
+            command.arg(&config).envs(environment.iter().map(|(name, value)| (name, value)));
             command
         });
         let process = Process::spawn(command()).unwrap();
