@@ -130,10 +130,10 @@ impl Volumes {
         let volume = &journal.volume;
         match step {
             Step::DeleteClaim => {
-                if let Some((namespace, name, _)) =
+                if let Some((namespace, name, uid)) =
                     seen.pv.as_ref().and_then(|pv| pv.claim.as_ref())
                 {
-                    api.delete_claim(namespace, name).await?;
+                    api.delete_claim(namespace, name, uid).await?;
                 }
             }
             Step::DeleteVolume => api.delete_volume(volume).await?,

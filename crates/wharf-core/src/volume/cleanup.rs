@@ -109,6 +109,15 @@ pub struct ClusterVolume {
     pub entries: Option<Vec<(Entry, Option<NoProof>)>>,
 }
 
+/// What the elected agent does for a volume that no node holds: no agent has it in its journals, so that
+/// nobody else would. Where a node holds it, that node's agent cuts it off before its objects go.
+pub fn decide_unheld(volume: &ClusterVolume) -> Vec<Step> {
+    let is_unheld = volume.entries.as_ref().is_some_and(Vec::is_empty);
+    let of_claim = (volume.claim == Object::There).then_some(Step::DeleteClaim);
+    let of_volume = (volume.pv == Object::There).then_some(Step::DeleteVolume);
+    of_claim.into_iter().chain(of_volume).filter(|_| is_unheld).collect()
+}
+
 /// Whether the storage cluster's resource may go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finalizer {
@@ -282,6 +291,24 @@ mod tests {
         ] {
             let expected = Finalizer::Keep(vec![sentence.to_owned()]);
             assert_eq!(decide_finalizer(&[gone(), volume]), expected);
+        }
+    }
+
+    #[test]
+    fn what_no_node_holds_is_deleted_by_the_elected_agent_and_nothing_else_is() {
+        let volume =
+            |claim, pv, entries| ClusterVolume { volume: "pv".to_owned(), claim, pv, entries };
+        let entry = Entry { node: "a".to_owned(), ..Entry::default() };
+        let (there, none) = (Object::There, || Some(Vec::new()));
+        for (volume, steps) in [
+            (volume(there, there, none()), &[Step::DeleteClaim, Step::DeleteVolume][..]),
+            (volume(Object::Gone, there, none()), &[Step::DeleteVolume]),
+            (volume(Object::Deleting, Object::Deleting, none()), &[]),
+            (volume(Object::Unread, Object::Unread, none()), &[]),
+            (volume(there, there, Some(vec![(entry, None)])), &[]),
+            (volume(there, there, None), &[]),
+        ] {
+            assert_eq!(decide_unheld(&volume), steps, "{volume:?}");
         }
     }
 }

@@ -41,6 +41,45 @@ pub struct Plan {
     pub bytes: u64,
 }
 
+/// A volume of which it may be time that it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Unclaimed {
+    /// It was made for a claim, and not by hand.
+    pub is_provisioned: bool,
+    /// Its claim is gone.
+    pub is_released: bool,
+    /// Its policy is Delete.
+    pub deletes_image: bool,
+    /// A node has it.
+    pub is_held: bool,
+    /// Somebody has asked for its end: whoever did so had his reason, and we had none or were done.
+    pub is_deleting: bool,
+}
+
+/// What goes of a volume that nobody claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    Nothing,
+    /// The storage is gone, and nobody knows of an image.
+    VolumeAlone,
+    ImageAndVolume,
+}
+
+/// Decides what goes of a volume. `cluster` has to be read after the volume: the claims of a storage
+/// cluster go after it, so that whoever sees a claim gone by that sees it being deleted.
+pub fn decide_removal(volume: &Unclaimed, cluster: Option<&ClusterFacts>) -> Removal {
+    let is_over = volume.is_provisioned && volume.is_released && volume.deletes_image;
+    if !is_over || volume.is_held || volume.is_deleting {
+        return Removal::Nothing;
+    }
+    match cluster {
+        None => Removal::VolumeAlone,
+        // To take volumes off the nodes is not to erase them.
+        Some(cluster) if cluster.deleting => Removal::Nothing,
+        Some(_) => Removal::ImageAndVolume,
+    }
+}
+
 /// How kubelet calls for a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrontEnd {
@@ -299,6 +338,32 @@ mod tests {
         ] {
             let refused = decide_provision(&claim, &class(&rows), cluster.as_ref()).unwrap_err();
             assert_eq!(refused.to_string(), sentence);
+        }
+    }
+
+    #[test]
+    fn an_image_goes_with_its_claim_and_never_with_its_storage_cluster() {
+        let over = Unclaimed {
+            is_provisioned: true,
+            is_released: true,
+            deletes_image: true,
+            ..Unclaimed::default()
+        };
+        let alive = ClusterFacts { backend: Backend::Loopfile, deleting: false };
+        let deleted = ClusterFacts { deleting: true, ..alive };
+        assert_eq!(decide_removal(&over, Some(&alive)), Removal::ImageAndVolume);
+        assert_eq!(decide_removal(&over, Some(&deleted)), Removal::Nothing);
+        assert_eq!(decide_removal(&over, None), Removal::VolumeAlone);
+        for kept in [
+            Unclaimed { is_provisioned: false, ..over },
+            Unclaimed { is_released: false, ..over },
+            Unclaimed { deletes_image: false, ..over },
+            Unclaimed { is_held: true, ..over },
+            Unclaimed { is_deleting: true, ..over },
+        ] {
+            for cluster in [Some(&alive), Some(&deleted), None] {
+                assert_eq!(decide_removal(&kept, cluster), Removal::Nothing, "{kept:?}");
+            }
         }
     }
 }

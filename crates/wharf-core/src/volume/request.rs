@@ -4,7 +4,10 @@ mod csi;
 
 use std::{collections::BTreeMap, fmt};
 
-use super::{options::BadOption, provision::FrontEnd};
+use super::{
+    options::{BadOption, Flag, Options},
+    provision::FrontEnd,
+};
 use crate::{drain::PodRef, words::nearest};
 
 pub use csi::{Publish, Usage, parse_csi_dir, parse_handle, parse_publish};
@@ -92,7 +95,7 @@ pub const DRIVER_DIR: &str = "wharf.dev~volume";
 /// The one that it makes for all CSI drivers.
 const CSI_DIR: &str = "kubernetes.io~csi";
 /// The options that a PV of ours may carry.
-const OPTIONS: [&str; 2] = ["storageCluster", "image"];
+const OPTIONS: [&str; 3] = ["storageCluster", "image", "mountOptions"];
 /// What kubelet adds. Later versions add more, which is passed over.
 const KUBELET: &str = "kubernetes.io/";
 
@@ -140,6 +143,9 @@ pub fn parse_mount(
         let missing = BadRequest::Missing { key: keys.first().copied().unwrap_or_default() };
         get(keys).filter(|value| !value.is_empty()).ok_or(missing)
     };
+    // kubelet has none for Flexvolume: the PV carries them to us.
+    let mount_options = get(&["mountOptions"]).unwrap_or_default();
+    let parsed = Options::parse(&mount_options).map_err(BadRequest::Option)?;
     let request = Request {
         volume: need(&["kubernetes.io/pvOrVolumeName"])?,
         pod: PodRef {
@@ -148,10 +154,9 @@ pub fn parse_mount(
             uid: need(&["kubernetes.io/pod.uid", "kubernetes.io/pod.UID"])?,
         },
         mount_dir: dir.to_owned(),
-        read_only: read_only(&need(&["kubernetes.io/readwrite"])?)?,
+        read_only: read_only(&need(&["kubernetes.io/readwrite"])?)? || parsed.has(Flag::ReadOnly),
         fs_type: get(&["kubernetes.io/fsType"]).unwrap_or_default(),
-        // kubelet has none for Flexvolume.
-        mount_options: String::new(),
+        mount_options,
         fs_group: get(&["kubernetes.io/mounterArgs.FsGroup", "kubernetes.io/fsGroup"])
             .filter(|group| !group.is_empty())
             .map(fs_group)
@@ -293,6 +298,19 @@ mod tests {
     }
 
     #[test]
+    fn the_volume_carries_the_mount_options_of_its_class() {
+        let with = |text: &str| {
+            let mut options = options();
+            options.insert("mountOptions".to_owned(), text.to_owned());
+            parse_mount(ROOT, DIR, &options)
+        };
+        let request = with("noatime,nodev").unwrap();
+        assert_eq!((request.mount_options.as_str(), request.read_only), ("noatime,nodev", false));
+        assert!(with("ro").unwrap().read_only);
+        assert!(matches!(with("remount"), Err(BadRequest::Option(BadOption::Forbidden(_)))));
+    }
+
+    #[test]
     fn directories_that_kubelet_does_not_make_are_refused() {
         let long = format!("/{}", "a".repeat(PATH_MAX));
         for (dir, fault) in [
@@ -348,7 +366,8 @@ mod tests {
             (
                 "colour",
                 Some("x"),
-                "the volume has an unknown option \"colour\"; there are storageCluster, image",
+                "the volume has an unknown option \"colour\"; there are storageCluster, image, \
+                 mountOptions",
             ),
             (
                 "kubernetes.io/readwrite",

@@ -89,7 +89,7 @@ impl Cluster {
         let source = match plan.front_end {
             FrontEnd::Flex => json!({ "flexVolume": {
                 "driver": FLEX_DRIVER, "fsType": plan.fs_type,
-                "options": { "storageCluster": plan.storage_cluster, "image": plan.name },
+                "options": flex_options(plan, class),
             }}),
             FrontEnd::Csi => json!({ "csi": {
                 "driver": CSI_DRIVER, "fsType": plan.fs_type,
@@ -109,7 +109,7 @@ impl Cluster {
         });
         if let (Some(spec), Some(source)) = (spec.as_object_mut(), source.as_object()) {
             spec.extend(source.clone());
-            // Kubernetes has mount options for CSI alone.
+            // Kubernetes has mount options for CSI alone, and refuses them for Flexvolume.
             if plan.front_end == FrontEnd::Csi && !class.mount_options.is_empty() {
                 spec.insert("mountOptions".to_owned(), json!(class.mount_options));
             }
@@ -159,13 +159,30 @@ impl Cluster {
         })
     }
 
-    /// Deletes a claim. One that is gone is no error.
+    /// Deletes the claim with this UID. One that is gone is no error: whoever made it may have made
+    /// another of the same name.
     ///
     /// # Errors
     /// The API server does not answer or refuses.
-    pub async fn delete_claim(&self, namespace: &str, name: &str) -> Result<()> {
-        self.delete_path(&claim_path(namespace, name)).await
+    pub async fn delete_claim(&self, namespace: &str, name: &str, uid: &str) -> Result<()> {
+        let options = json!({ "preconditions": { "uid": uid } });
+        let what = format!("delete claim {namespace}/{name}");
+        let path = claim_path(namespace, name);
+        let gone = self.send::<Value>(what, Method::DELETE, &path, JSON, &options).await;
+        Written::of(gone).map(drop)
     }
+}
+
+/// What kubelet hands to our driver.
+fn flex_options(plan: &Plan, class: &StorageClass) -> BTreeMap<&'static str, String> {
+    let mut options = BTreeMap::from([
+        ("storageCluster", plan.storage_cluster.clone()),
+        ("image", plan.name.clone()),
+    ]);
+    if !class.mount_options.is_empty() {
+        options.insert("mountOptions", class.mount_options.join(","));
+    }
+    options
 }
 
 fn claim_path(namespace: &str, name: &str) -> String {

@@ -100,11 +100,7 @@ async fn delete_unheld(
             (Step::DeleteVolume, _) => api.delete_volume(&volume.volume).await?,
             // A node's own steps, or a claim that nobody knows.
             (
-                Step::DeleteClaim
-                | Step::Cut
-                | Step::Unmount(_)
-                | Step::Unmap
-                | Step::GiveUp(_),
+                Step::DeleteClaim | Step::Cut | Step::Unmount(_) | Step::Unmap | Step::GiveUp(_),
                 _,
             ) => {}
         }

@@ -6,9 +6,7 @@ use tracing::{info, warn};
 use wharf_core::{
     volume::{
         attach::ClusterFacts,
-        provision::{
-            Plan, Removal, Unclaimed, Unprovided, decide_provision, decide_removal,
-        },
+        provision::{Plan, Removal, Unclaimed, Unprovided, decide_provision, decide_removal},
     },
     words::chain,
 };
