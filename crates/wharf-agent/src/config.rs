@@ -125,6 +125,8 @@ pub struct Volumes {
     pub reboot_trigger: PathBuf,
     /// How long the lease lasts without being renewed.
     pub lease_seconds: u64,
+    /// How often the elected agent looks at all records when nothing tells it to.
+    pub scan_seconds: u64,
 }
 
 impl Default for Volumes {
@@ -140,6 +142,7 @@ impl Default for Volumes {
             self_fence_reboot: false,
             reboot_trigger: "/proc/sysrq-trigger".into(),
             lease_seconds: Terms::default().duration.as_secs(),
+            scan_seconds: 15,
         }
     }
 }
@@ -152,6 +155,10 @@ impl Volumes {
             self_fence: self.self_fence,
             skew: self.terms().skew,
         }
+    }
+
+    pub fn scan_every(&self) -> Duration {
+        Duration::from_secs(self.scan_seconds.max(1))
     }
 
     /// All times in the proportion of the usual ones.

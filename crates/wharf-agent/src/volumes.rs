@@ -5,7 +5,7 @@
 //! `wharf_core::volume` decides, each noted in the [`journals`] before it is done; [`claim`] asks for
 //! the volume; [`storage`] is what the bytes are on. [`tenure`] keeps the agent's lease, and a process of its own ([`guard`]) cuts
 //! self-fencing volumes off when it ends, whatever has become of the agent. [`tidy`] undoes what was
-//! left half done, at the start and regularly.
+//! left half done, at the start and regularly; [`reach`] tells of volumes that do not reach their storage.
 //!
 //! Guarantees: as `wharf_core::volume` states them. A mount that fails leaves its directory unmounted.
 //!
@@ -21,6 +21,7 @@ mod journals;
 mod kernel;
 mod limits;
 mod places;
+mod reach;
 mod socket;
 mod storage;
 mod stranded;
@@ -34,7 +35,7 @@ use std::{
     fs, io,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures_util::{StreamExt, stream};
@@ -88,6 +89,7 @@ pub fn start(tasks: &mut Tasks, config: &Config, kube: &Kube) {
         places: Places::new(state_dir, &config.volumes),
         policy: config.volumes.policy(),
         terms: config.volumes.terms(),
+        scan_every: config.volumes.scan_every(),
         reader: kube.reader.clone(),
         node_identity: kube.node.clone(),
         tenure,
@@ -109,6 +111,9 @@ pub fn start(tasks: &mut Tasks, config: &Config, kube: &Kube) {
     tasks.start("volumes-cleanup", move |context, reporter| {
         cleanup::run(context, reporter, of.clone())
     });
+    let of = shared.clone();
+    tasks
+        .start("volumes-reach", move |context, reporter| reach::run(context, reporter, of.clone()));
     tasks.start("volumes-tidy", move |context, reporter| {
         tidy::run(context, reporter, shared.clone())
     });
@@ -120,6 +125,8 @@ pub struct Shared {
     places: Places,
     policy: Policy,
     terms: Terms,
+    /// How often the elected agent looks at everything.
+    scan_every: Duration,
     reader: watch::Receiver<Option<Cluster>>,
     node_identity: watch::Receiver<Option<Cluster>>,
     tenure: watch::Receiver<Option<Tenure>>,
@@ -216,7 +223,7 @@ fn since_boot() -> SinceBoot {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
     let nanos = u32::try_from(now.tv_nsec).unwrap_or_default();
-    SinceBoot(std::time::Duration::new(seconds, nanos))
+    SinceBoot(Duration::new(seconds, nanos))
 }
 
 /// Another after every boot.

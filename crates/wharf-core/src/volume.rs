@@ -20,6 +20,7 @@
 pub mod attach;
 pub mod backend;
 pub mod cleanup;
+pub mod condition;
 pub mod explain;
 pub mod fence;
 pub mod garbage;

@@ -63,6 +63,7 @@ Keys of the configuration file:
     self_fence     cut volumes off before the lease ends [default: where the storage cannot]
     self_fence_reboot  restart the machine where they cannot be cut off [default: false]
     lease_seconds  [default: 20]
+    scan_seconds   how often the elected agent looks at all records [default: 15]
   [logs]           where the lines of applications go; what is not given gets none
     file           a file that is appended to
     journal        true: the journal of systemd [default: false]

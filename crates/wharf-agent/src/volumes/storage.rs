@@ -21,6 +21,7 @@ use wharf_core::volume::{
 
 use super::{Places, journals::is_name, kernel::KernelError};
 pub use devices::{Files, Hints, Listed, every_device, every_listed};
+pub use proxy::{Trouble, troubles};
 pub use tag::{Tag, agent_of};
 
 #[derive(Debug, thiserror::Error)]

@@ -14,6 +14,7 @@ use tracing::{info, warn};
 use wharf_core::{
     volume::{
         attach::{Decision, Refusal},
+        condition::Condition,
         journal::{
             Action, DeviceStage, Fault, Found, Journal, Next, PodUse, Purpose, Seen, Signature,
             Wait, decide_next,
@@ -148,11 +149,11 @@ impl Volumes {
     /// People look at the volume, too, and not only at the pod that waits.
     async fn tell_blocked(&self, request: &Request, why: &VolumeError) {
         let Some(api) = self.cluster() else { return };
-        let message = format!("pod {} on node {} waits: {why}", request.pod, self.node);
-        let now = Timestamp::now();
+        let why = why.to_string();
+        let waits = Condition::waiting(&self.node, &request.pod, &why, Timestamp::now());
         let told = tokio::join!(
-            api.tell_waiting(&request.volume, &message, now),
-            api.emit_on_volume(&request.volume, true, "VolumeHeld", &message),
+            api.say(&request.volume, &waits),
+            api.emit_on_volume(&request.volume, true, "VolumeHeld", &waits.message),
         );
         if let (Err(error), _) | (_, Err(error)) = told {
             info!(volume = request.volume, reason = chain(&error), "it could not be told");

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::condition::Condition;
 use crate::drain::PodRef;
 
 /// Counts the grants of a volume. The highest one lives on the PV, because the record goes with its
@@ -32,6 +33,8 @@ pub struct Record {
     /// The resource version: a write is refused when it is not this any more.
     pub version: String,
     pub entries: Vec<Entry>,
+    /// What is said of the volume, see [`Condition`].
+    pub conditions: Vec<Condition>,
 }
 
 impl Record {
@@ -197,10 +200,14 @@ mod tests {
     fn an_entry_leaves_without_the_others_and_the_record_goes_with_the_last() {
         let entry = |pod: &str| Entry { pod_uid: pod.to_owned(), ..Entry::default() };
         let version = || "7".to_owned();
-        let record = Record { version: version(), entries: vec![entry("a"), entry("b")] };
+        let record = Record {
+            version: version(),
+            entries: vec![entry("a"), entry("b")],
+            ..Record::default()
+        };
         let left = record.without(&entry("a").key());
         assert_eq!(left, Some(Change::Replace { version: version(), entries: vec![entry("b")] }));
-        let last = Record { version: version(), entries: vec![entry("b")] };
+        let last = Record { version: version(), entries: vec![entry("b")], ..Record::default() };
         assert_eq!(last.without(&entry("b").key()), Some(Change::Delete { version: version() }));
         assert_eq!(last.without(&entry("a").key()), None);
         let Some(Change::Replace { entries, .. }) =
@@ -213,7 +220,7 @@ mod tests {
             (entries[1].phase, entries[1].device.as_deref()),
             (Phase::Attached, Some("/dev/loop1"))
         );
-        let done = Record { version: version(), entries };
+        let done = Record { version: version(), entries, ..Record::default() };
         assert_eq!(done.attached(&entry("b").key(), "/dev/loop1", "client"), None);
     }
 
@@ -225,7 +232,7 @@ mod tests {
             entry("b", Phase::Attached),
             entry("c", Phase::Fencing),
         ];
-        let record = Record { version: "7".to_owned(), entries };
+        let record = Record { version: "7".to_owned(), entries, ..Record::default() };
         let keys: Vec<EntryKey> = ["a", "c"].map(|pod| entry(pod, Phase::Attached).key()).into();
         let Some(Change::Replace { version, entries }) = record.released(&keys) else {
             panic!("nothing was released")
@@ -233,7 +240,7 @@ mod tests {
         let phases: Vec<Phase> = entries.iter().map(|entry| entry.phase).collect();
         assert_eq!(phases, [Phase::Released, Phase::Attached, Phase::Fencing]);
         assert_eq!(version, "7");
-        let done = Record { version, entries };
+        let done = Record { version, entries, ..Record::default() };
         assert_eq!(done.released(&keys), None, "a second time changes nothing");
     }
 

@@ -5,13 +5,19 @@ use jiff::Timestamp;
 use kube::api::ListParams;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use wharf_core::volume::record::{Change, Entry, Record};
+use wharf_core::volume::{
+    condition::Condition,
+    record::{Change, Entry, Record},
+};
 
 use super::{GROUP, Written};
 use crate::{
     cluster::{Cluster, JSON, MERGE},
     error::Result,
 };
+
+/// Whoever holds the volume may write the same record. What is not said now is said again.
+const TRIES: usize = 5;
 
 impl Cluster {
     /// Who may use a volume; `None` when nobody does.
@@ -55,26 +61,61 @@ impl Cluster {
         let object = json!({
             "apiVersion": "wharf.dev/v1", "kind": "Attachment", "metadata": metadata,
             "attachments": entries,
-            // Whoever waits says so again.
+            // Whoever waits, or does not reach the storage, says so again.
             "status": { "conditions": [] },
         });
         let written = self.send::<Object>(what, method, &path, kind, &object).await;
         Written::of(written.map(Record::from))
     }
 
-    /// Says in a record that somebody waits for the volume, and why.
+    /// Says something in the record that was seen, or does not say it any more.
     ///
     /// # Errors
     /// The API server does not answer or refuses; nothing depends on it.
-    pub async fn tell_waiting(&self, volume: &str, why: &str, now: Timestamp) -> Result<()> {
-        let condition = json!({
-            "type": "Waiting", "status": "True", "reason": "Held", "message": why,
-            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+    pub async fn write_conditions(
+        &self,
+        volume: &str,
+        seen: &Record,
+        conditions: &[Condition],
+    ) -> Result<Written<()>> {
+        let patch = json!({
+            "metadata": { "resourceVersion": seen.version },
+            "status": { "conditions": conditions },
         });
-        let patch = json!({ "status": { "conditions": [condition] } });
-        let what = format!("write the condition of volume {volume}");
+        let what = format!("write the conditions of volume {volume}");
         let path = path(volume);
-        self.send::<Value>(what, Method::PATCH, &path, MERGE, &patch).await.map(drop)
+        Written::of(self.send::<Value>(what, Method::PATCH, &path, MERGE, &patch).await.map(drop))
+    }
+
+    /// Says something of a volume that somebody holds, if it is news. Of one that nobody holds there is
+    /// nothing to say.
+    ///
+    /// # Errors
+    /// As [`Self::write_conditions`].
+    pub async fn say(&self, volume: &str, condition: &Condition) -> Result<()> {
+        for _ in 0..TRIES {
+            let Some(record) = self.attachment(volume).await? else { return Ok(()) };
+            let Some(all) = record.said(condition.clone()) else { return Ok(()) };
+            if self.write_conditions(volume, &record, &all).await? == Written::Is(()) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what a node has said of a volume.
+    ///
+    /// # Errors
+    /// As [`Self::write_conditions`].
+    pub async fn unsay(&self, volume: &str, kind: &str, node: &str) -> Result<()> {
+        for _ in 0..TRIES {
+            let Some(record) = self.attachment(volume).await? else { return Ok(()) };
+            let Some(all) = record.unsaid(kind, node) else { return Ok(()) };
+            if self.write_conditions(volume, &record, &all).await? == Written::Is(()) {
+                return Ok(());
+            }
+        }
+        Ok(())
     }
 
     /// Carries out a change. `None` when the record is gone with its last entry.
@@ -124,6 +165,14 @@ pub(super) struct Object {
     metadata: Meta,
     #[serde(default)]
     attachments: Vec<Entry>,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize, Default)]
+struct Status {
+    #[serde(default)]
+    conditions: Vec<Condition>,
 }
 
 #[derive(Deserialize)]
@@ -144,6 +193,10 @@ impl Object {
 
 impl From<Object> for Record {
     fn from(object: Object) -> Self {
-        Record { version: object.metadata.resource_version, entries: object.attachments }
+        Record {
+            version: object.metadata.resource_version,
+            entries: object.attachments,
+            conditions: object.status.conditions,
+        }
     }
 }

@@ -183,7 +183,10 @@ impl Server {
 
     fn put(&mut self, volume: usize, entries: Vec<Entry>) {
         self.version += 1;
-        self.records.insert(volume, Record { version: self.version.to_string(), entries });
+        self.records.insert(
+            volume,
+            Record { version: self.version.to_string(), entries, ..Record::default() },
+        );
     }
 
     fn facts(&self, volume: usize, uid: &str) -> Facts {

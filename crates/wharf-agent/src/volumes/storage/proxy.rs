@@ -3,12 +3,18 @@
 //! The server refuses whoever has an older generation, also a machine that was stopped and goes on. The
 //! processes of a volume outlive the agent.
 
-use std::{collections::BTreeMap, fs::OpenOptions, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs::{self, OpenOptions},
+    io,
+    path::PathBuf,
+    time::Duration,
+};
 
 use wharf_block::{
     loops,
     nbd::{ImageName, client::Control},
-    proxy::{self, DEFAULT_DEAD_AFTER, DEFAULT_THREADS, Program},
+    proxy::{self, DEFAULT_DEAD_AFTER, DEFAULT_THREADS, Health, Observed, Program},
 };
 use wharf_core::volume::record::{Entry, Generation};
 
@@ -25,6 +31,58 @@ const RUNS: &str = "proxies";
 /// What the device of a volume is made of here.
 pub fn disk_of(places: &Places, volume: &str) -> Result<PathBuf> {
     Ok(proxy::disk(&below(&runs(places, RUNS), volume)?))
+}
+
+/// What keeps a volume from its storage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// One word.
+    pub reason: &'static str,
+    /// With the server, and what users of the volume see.
+    pub why: String,
+}
+
+/// How the volumes are that have processes here; `None` for those that reach their server. Looks at
+/// nothing that could hang.
+pub fn troubles(places: &Places) -> Result<BTreeMap<String, Option<Trouble>>> {
+    let failed = |source| StorageError::io("list the volumes of block servers", source);
+    let dirs = match fs::read_dir(runs(places, RUNS)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        dirs => dirs.map_err(failed)?,
+    };
+    let mut seen = BTreeMap::new();
+    for dir in dirs {
+        let dir = dir.map_err(failed)?;
+        // One that is being made or taken away has nothing to say.
+        if let Some(observed) = proxy::observe(&dir.path())? {
+            let volume = dir.file_name().to_string_lossy().into_owned();
+            seen.insert(volume, trouble(&observed));
+        }
+    }
+    Ok(seen)
+}
+
+fn trouble(observed: &Observed) -> Option<Trouble> {
+    let server = format!("the block server {}", observed.options.address);
+    let (reason, why) = match &observed.health {
+        Some(Health::Serving) => return None,
+        Some(Health::Reconnecting { reason }) => {
+            ("Reconnecting", format!("{server} does not answer, reads and writes wait: {reason}"))
+        }
+        Some(Health::Dead { reason, for_good: false }) => {
+            ("Dead", format!("{server} is away for too long, reads and writes fail: {reason}"))
+        }
+        Some(Health::Dead { reason, for_good: true }) => {
+            ("Lost", format!("{server} came back without all, reads and writes fail: {reason}"))
+        }
+        Some(Health::Fenced { reason }) => {
+            ("Fenced", format!("{server} has let others in, reads and writes fail: {reason}"))
+        }
+        // A worker that was killed is replaced, and has nothing to say until then.
+        None if observed.holder.is_some() || observed.fuse_minor.is_none() => return None,
+        None => ("Killed", format!("nobody carries reads and writes to {server} any more")),
+    };
+    Some(Trouble { reason, why })
 }
 
 pub struct Proxy {
@@ -151,4 +209,45 @@ impl Storage for Proxy {
 
 fn image(name: &str) -> Result<ImageName> {
     ImageName::new(name).map_err(|_| StorageError::Image(name.chars().take(100).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_processes_say_is_told_with_the_server_and_what_users_see() {
+        let options = proxy::Options {
+            address: "192.0.2.1:10809".to_owned(),
+            image: image("one").unwrap(),
+            generation: 1,
+            read_only: false,
+            dead_after: DEFAULT_DEAD_AFTER,
+            threads: DEFAULT_THREADS,
+        };
+        let observed = |health, fuse_minor| Observed {
+            options: options.clone(),
+            holder: None,
+            worker: None,
+            starts: 1,
+            fuse_minor,
+            health,
+            since_unix_seconds: 0,
+        };
+        let reason = || "no route".to_owned();
+        for (health, minor, word, part) in [
+            (Some(Health::Reconnecting { reason: reason() }), None, "Reconnecting", "wait: no"),
+            (Some(Health::Dead { reason: reason(), for_good: false }), None, "Dead", "fail: no"),
+            (Some(Health::Dead { reason: reason(), for_good: true }), None, "Lost", "fail: no"),
+            (Some(Health::Fenced { reason: reason() }), None, "Fenced", "fail: no"),
+            (None, Some(7), "Killed", "nobody carries"),
+        ] {
+            let trouble = trouble(&observed(health, minor)).unwrap();
+            assert_eq!(trouble.reason, word);
+            let is_told = trouble.why.contains("192.0.2.1:10809") && trouble.why.contains(part);
+            assert!(is_told, "{trouble:?}");
+        }
+        assert_eq!(trouble(&observed(Some(Health::Serving), Some(7))), None);
+        assert_eq!(trouble(&observed(None, None)), None, "it is being made");
+    }
 }

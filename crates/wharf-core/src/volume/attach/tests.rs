@@ -81,7 +81,8 @@ fn carry_out(snapshot: &mut Snapshot, step: &Step) {
             let known = snapshot.record.as_ref().map(|record| record.version.clone());
             assert_eq!(*version, known);
             let version = format!("{}+", known.unwrap_or_default());
-            snapshot.record = Some(Record { version, entries: entries.clone() });
+            snapshot.record =
+                Some(Record { version, entries: entries.clone(), ..Record::default() });
         }
         Step::Fence { holders, generation } => {
             let record = snapshot.record.as_ref().unwrap();
@@ -196,7 +197,11 @@ impl Holder {
     }
 
     fn put(self, snapshot: &mut Snapshot) {
-        snapshot.record = Some(Record { version: "1".to_owned(), entries: vec![self.entry()] });
+        snapshot.record = Some(Record {
+            version: "1".to_owned(),
+            entries: vec![self.entry()],
+            ..Record::default()
+        });
         let lease = |tenure, renewed| {
             let duration = Duration::from_secs(20);
             Some(Sighting {
@@ -578,7 +583,8 @@ fn a_raise_that_others_have_passed_grants_nothing() {
     assert_eq!(entry.generation, Generation(8));
     // So it is when they passed it before our entry came into the record.
     let ours = Entry { generation: Generation(6), ..*entry };
-    snapshot.record = Some(Record { version: "1".to_owned(), entries: vec![ours] });
+    snapshot.record =
+        Some(Record { version: "1".to_owned(), entries: vec![ours], ..Record::default() });
     let decided = run(snapshot, &Policy::default());
     let (Decision::Granted(entry), _, after) = decided else { panic!("{decided:?}") };
     assert_eq!(entry.generation, Generation(8));

@@ -8,6 +8,7 @@ use super::{Holder, LeaseState, NodeState, State, VolumeSeen, Waiter};
 use crate::volume::{
     attach::{Blocked, Policy},
     backend::Backend,
+    condition::STORAGE_AWAY,
     fence::NoProof,
     garbage::GarbageEntry,
 };
@@ -21,6 +22,7 @@ impl VolumeSeen {
             said.push("nobody holds the volume".to_owned());
         }
         said.extend(holders.iter().map(ToString::to_string));
+        said.extend(self.storage_away());
         said.extend(self.waiters(now, policy).iter().map(ToString::to_string));
         said.extend(self.garbage.iter().map(|(node, garbage)| about_garbage(node, garbage)));
         said
@@ -46,6 +48,20 @@ impl VolumeSeen {
             Some(_) => {}
         }
         said
+    }
+
+    /// What agents of holders say of their way to the storage.
+    fn storage_away(&self) -> impl Iterator<Item = String> {
+        let record = self.record.iter();
+        record.flat_map(|record| {
+            let is_held = |node: &String| record.entries.iter().any(|entry| entry.node == *node);
+            let away = record.conditions.iter().filter(|one| one.kind == STORAGE_AWAY);
+            let away = away.filter(move |one| is_held(&one.node));
+            away.map(|one| match one.last_transition_time {
+                Some(since) => format!("{} (since {since:.0})", one.message),
+                None => one.message.clone(),
+            })
+        })
     }
 
     /// What a person may do about it. `managed` is the name of the cluster as commands take it.

@@ -38,7 +38,7 @@ fn seen(backend: Backend, entries: Vec<Entry>, nodes: &[(&str, HolderNode)]) -> 
         volume: "pv".to_owned(),
         facts: Some(facts),
         cluster: Some(ClusterFacts { backend, deleting: false }),
-        record: Some(Record { version: "1".to_owned(), entries }),
+        record: Some(Record { version: "1".to_owned(), entries, ..Record::default() }),
         nodes: nodes.iter().map(|(name, holder)| ((*name).to_owned(), holder.clone())).collect(),
         ..VolumeSeen::default()
     }
@@ -172,9 +172,13 @@ fn what_may_be_lost_depends_on_whether_the_storage_can_shut_a_client_out() {
 fn a_person_says_which_holder_is_meant_where_there_are_several() {
     let other = Entry { boot_id: "other".to_owned(), ..entry("b", "web-1") };
     let gone = Entry { phase: Phase::Released, ..entry("c", "web-2") };
-    let record =
-        Record { version: "1".to_owned(), entries: vec![entry("a", "web-0"), other, gone] };
-    let one = Record { version: "1".to_owned(), entries: vec![entry("a", "web-0")] };
+    let record = Record {
+        version: "1".to_owned(),
+        entries: vec![entry("a", "web-0"), other, gone],
+        ..Record::default()
+    };
+    let one =
+        Record { version: "1".to_owned(), entries: vec![entry("a", "web-0")], ..Record::default() };
     let nodes = vec!["a".to_owned(), "b".to_owned()];
     let (key_a, key_b) = (entry("a", "web-0").key(), record.entries[1].key());
     let missing =

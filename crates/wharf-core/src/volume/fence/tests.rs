@@ -20,7 +20,7 @@ fn an_agent_cuts_what_it_may_not_use_and_nothing_else() {
     let fine = Standing::Held { renew_at: SinceBoot(Duration::ZERO) };
     let late = Standing::Late { cut_at: SinceBoot(Duration::ZERO) };
     let with = |entries: Vec<Entry>| {
-        let record = Record { version: String::new(), entries };
+        let record = Record { version: String::new(), entries, ..Record::default() };
         BTreeMap::from([("pv".to_owned(), Some(record))])
     };
     let gone = BTreeMap::from([("pv".to_owned(), None)]);

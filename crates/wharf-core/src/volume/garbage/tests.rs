@@ -19,7 +19,7 @@ fn entry(generation: u64) -> Entry {
 }
 
 fn record(entries: Vec<Entry>) -> Record {
-    Record { version: "1".to_owned(), entries }
+    Record { version: "1".to_owned(), entries, ..Record::default() }
 }
 
 #[test]

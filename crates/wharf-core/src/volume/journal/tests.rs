@@ -294,7 +294,7 @@ impl World {
         match change {
             None => {}
             Some(Change::Replace { version, entries }) => {
-                self.record = Some(Record { version, entries });
+                self.record = Some(Record { version, entries, ..Record::default() });
             }
             Some(Change::Delete { .. }) => self.record = None,
         }
@@ -315,6 +315,7 @@ impl World {
         self.record = Some(Record {
             version: String::new(),
             entries: vec![Entry { node: "b".to_owned(), ..Entry::default() }],
+            ..Record::default()
         });
         self.elsewhere = true;
     }
