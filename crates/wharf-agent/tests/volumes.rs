@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "volumes/claims.rs"]
+mod claims;
 mod common;
 #[path = "volumes/crash.rs"]
 mod crash;
@@ -19,6 +21,8 @@ mod hung;
 mod nodes;
 #[path = "volumes/proxy.rs"]
 mod proxy;
+#[path = "volumes/wire.rs"]
+mod wire;
 #[path = "volumes/world.rs"]
 mod world;
 
@@ -58,6 +62,16 @@ fn a_volume_is_attached_formatted_mounted_and_leaves_nothing() {
     let refused = world.mount(&other, "pv-1", "one").unwrap_err();
     assert!(refused.contains("default/a"), "{refused}");
     assert!(!is_mounted(&world.dir_of(&other, "pv-1")));
+    // People see it on the volume, and not for longer than the pod waits.
+    let said = world.conditions("pv-1");
+    let [[kind, reason, message]] = said.as_slice() else { panic!("{said:?}") };
+    assert_eq!((kind.as_str(), reason.as_str()), ("Waiting", "Held"));
+    assert!(message.starts_with("pod default/b on node n0 waits: pod default/a"), "{message}");
+    let held = ("VolumeHeld".to_owned(), message.clone());
+    assert!(world.events("pv-1").contains(&held), "{:?}", world.events("pv-1"));
+    world.remove(&other);
+    world.wait_until("nobody to wait any more", |world| world.conditions("pv-1").is_empty());
+    let other = world.pod("b");
 
     assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
     assert_eq!(world.unmount(&pod, "pv-1"), Ok(()), "kubelet may ask again");
@@ -265,6 +279,28 @@ fn a_device_that_is_busy_stays_claimed_until_it_is_free() {
     assert_eq!(world.record("pv-1"), None);
 }
 
+/// Nothing is mounted any more, but somebody looks at the device itself.
+#[test]
+fn a_device_that_somebody_has_open_stays_claimed_until_he_lets_go() {
+    let world = World::new();
+    world.image("one", 64);
+    world.volume("pv-1", "one", &json!({}));
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
+    let [device] = world.devices().try_into().unwrap();
+    let open = File::open(format!("/dev/{device}")).unwrap();
+    let refused = world.unmount(&pod, "pv-1").unwrap_err();
+    assert!(refused.contains("is in use"), "{refused}");
+    assert!(!is_mounted(&world.dir_of(&pod, "pv-1")), "the pod may go");
+    assert_eq!(world.devices(), [device], "the device is there");
+    assert_eq!(world.record("pv-1").unwrap()["attachments"][0]["podUID"], pod.uid);
+    drop(open);
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+    assert_eq!(world.record("pv-1"), None);
+    assert_eq!(world.leftovers(), before);
+}
+
 /// Nobody hears of the agent any more: others may take over soon, so that it must not write then.
 #[test]
 fn an_agent_that_cannot_renew_its_lease_cuts_its_volumes_off_and_frees_their_pods() {
@@ -318,28 +354,49 @@ fn the_guard_cuts_volumes_off_when_the_agent_was_killed() {
     world.wait_until("the pod to be deleted", |world| world.is_deleted(&pod));
 }
 
-/// The image has grown, and the volume says so.
+/// The images have grown, and the volumes say so.
 #[test]
 fn a_file_system_grows_while_it_is_mounted() {
     let world = World::new();
-    world.image("one", 320);
-    let source = json!({ "driver": "wharf.dev/volume", "fsType": "xfs",
-                         "options": { "storageCluster": "main", "image": "one" } });
-    world.volume("pv-1", "one", &json!({ "flexVolume": source }));
     let pod = world.pod("a");
-    let mut options = world.options(&pod, "pv-1", "one");
-    options["kubernetes.io/fsType"] = json!("xfs");
-    let dir = world.dir_of(&pod, "pv-1");
-    assert_eq!(world.call(&["mount", dir.to_str().unwrap(), &options.to_string()]), Ok(()));
-    let size = || {
-        let found = rustix::fs::statvfs(&dir).unwrap();
+    let sizes = [("xfs", 320, 400), ("ext4", 64, 96)];
+    for (fs_type, size, _) in sizes {
+        world.image(fs_type, size);
+        let source = json!({ "driver": "wharf.dev/volume", "fsType": fs_type,
+                             "options": { "storageCluster": "main", "image": fs_type } });
+        world.volume(fs_type, fs_type, &json!({ "flexVolume": source }));
+        let of_kubelet = json!({ "kubernetes.io/fsType": fs_type });
+        assert_eq!(world.mount_with(&pod, fs_type, fs_type, &of_kubelet), Ok(()));
+    }
+    let size = |volume: &str| {
+        let found = rustix::fs::statvfs(world.dir_of(&pod, volume)).unwrap();
         found.f_blocks * found.f_frsize
     };
-    assert!(size() < 320 << 20);
-    world.image_grows("one", 400);
-    world.patch("pv", "pv-1", &json!({ "spec": { "capacity": { "storage": "400Mi" } } }));
-    world.wait_until("the file system to grow", |_| size() > 320 << 20);
-    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+    for (volume, small, large) in sizes {
+        assert!(size(volume) < small << 20);
+        world.image_grows(volume, large);
+        let storage = json!({ "storage": format!("{large}Mi") });
+        world.patch("pv", volume, &json!({ "spec": { "capacity": storage } }));
+    }
+    world.wait_until("the devices to grow", |world| {
+        let mut bytes = world.device_bytes();
+        bytes.sort_unstable();
+        bytes == [96 << 20, 400 << 20]
+    });
+    world.wait_until("xfs to grow", |_| size("xfs") > 320 << 20);
+    // For ext4 the kernel wants a capability that this machine's root may lack.
+    let has = rustix::thread::capabilities(None).unwrap().effective;
+    if has.contains(rustix::thread::CapabilitySet::SYS_RESOURCE) {
+        world.wait_until("ext4 to grow", |_| size("ext4") > 64 << 20);
+    } else {
+        world.wait_until("people to be told why it does not grow", |world| {
+            world.agent.fault("sizes").is_some_and(|why| why.contains("resize2fs failed"))
+        });
+    }
+    for (volume, ..) in sizes {
+        fs::write(world.dir_of(&pod, volume).join("file"), "used meanwhile").unwrap();
+        assert_eq!(world.unmount(&pod, volume), Ok(()));
+    }
 }
 
 /// What the storage cluster and the pod ask of the mount is asked of the kernel.

@@ -68,11 +68,54 @@ fn a_deleted_storage_cluster_leaves_every_node_and_no_other_is_touched() {
 
 /// The status of the storage cluster; null when it is gone.
 fn status(world: &World) -> Value {
-    let get = ["get", "storagecluster", "net", "--ignore-not-found", "-o", "json"];
-    let text = kubectl(&world.server, &get, &Value::Null);
-    if text.is_empty() {
+    let object = world.find(&["storagecluster", "net"]);
+    if object.is_null() {
         return Value::Null;
     }
-    let object: Value = serde_json::from_str(&text).unwrap();
     object.get("status").cloned().unwrap_or_else(|| json!({}))
+}
+
+/// A claim that is mounted, one that nobody uses, one whose volume stays by its policy, and one whose
+/// claim is gone already when the agents hear of it. All leave the cluster, and no byte is erased.
+#[test]
+fn claims_and_volumes_go_with_their_storage_cluster_and_images_stay() {
+    let mut world = World::with("scan_seconds = 1");
+    world.class("gone", &json!({}));
+    world.class("kept", &json!({ "reclaimPolicy": "Retain" }));
+    let claims = [("gone", "used"), ("gone", "unused"), ("kept", "retained"), ("gone", "released")];
+    let volumes = claims.map(|(class, name)| world.claim("default", class, name));
+    let [used, _, _, released] = &volumes;
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount(&pod, used, used), Ok(()));
+
+    world.agent.process().signal(Signal::STOP).unwrap();
+    kubectl(&world.server, &["delete", "storagecluster", "main", "--wait=false"], &Value::Null);
+    // As Kubernetes does when the claims have gone by that.
+    world.phase("pv", released, "Released");
+    world.agent.process().signal(Signal::CONT).unwrap();
+    let is_deleted = |world: &World, what: &[&str]| {
+        let object = world.find(what);
+        object.is_null() || !object["metadata"]["deletionTimestamp"].is_null()
+    };
+    world.wait_until("the storage cluster to go", |world| {
+        world.find(&["storagecluster", "main"]).is_null()
+    });
+    for (volume, (_, claim)) in volumes.iter().zip(claims) {
+        assert!(is_deleted(&world, &["pvc", claim]), "{claim}");
+        assert!(is_deleted(&world, &["pv", volume]), "{claim}");
+        assert!(world.has_image(volume), "{claim}");
+        assert_eq!(world.record(volume), None, "{claim}");
+    }
+    world.wait_until("nothing to be left here", |world| world.leftovers() == before);
+
+    // Somebody makes it again while Kubernetes still has the volumes.
+    volumes.iter().for_each(|volume| world.phase("pv", volume, "Released"));
+    world.storage("main", &world.path("images"));
+    for name in ["next", "after-next"] {
+        world.claim("default", "gone", name);
+    }
+    for (volume, (_, claim)) in volumes.iter().zip(claims) {
+        assert!(world.has_image(volume), "{claim}: all volumes were looked at since");
+    }
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use wharf_block::nbd::{ImageName, client::Control};
 use wharf_testbed::{
     devices::processes,
-    process::{Process, binary},
+    process::{Process, Signal, binary},
     wait_for,
 };
 
@@ -37,6 +37,11 @@ pub struct BlockServer {
 
 impl BlockServer {
     pub fn start(world: &World) -> Self {
+        Self::start_with(world, &json!({}))
+    }
+
+    /// With parameters of the storage cluster beside the server's address.
+    pub fn start_with(world: &World, more: &Value) -> Self {
         let dir = world.path("served");
         fs::create_dir(&dir).unwrap();
         let mut command = Command::new(binary("wharf-block").unwrap());
@@ -45,7 +50,9 @@ impl BlockServer {
         process.wait_for_output("listening on ", DEADLINE).unwrap();
         let said = process.output();
         let address = said.trim().rsplit(' ').next().unwrap().to_owned();
-        world.storage_of("net", "proxy", &json!({ "server": address }));
+        let mut parameters = json!({ "server": address });
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        world.storage_of("net", "proxy", &parameters);
         Self { process, address }
     }
 
@@ -167,6 +174,7 @@ fn a_lost_node_is_shut_out_and_cleans_up_when_it_comes_back() {
     writer.wait_for_more();
     let refused = world.mount_of("net", &here, "pv-1", "one").unwrap_err();
     assert!(refused.contains("default/a"), "{refused}");
+    assert_eq!(world.conditions("pv-1")[0][0], "Waiting");
 
     lost.agent.process().kill().unwrap();
     kubectl(&world.server, &["delete", "node", "n1"], &Value::Null);
@@ -181,6 +189,12 @@ fn a_lost_node_is_shut_out_and_cleans_up_when_it_comes_back() {
     let mine = Writer::start(dir.join("new"));
     mine.wait_for_more();
     world.wait_until("what is left to be listed", |world| world.garbage("n1").len() == 1);
+    assert_eq!(world.conditions("pv-1"), Vec::<[String; 3]>::new(), "who waited has it");
+    let told = world.events("pv-1");
+    let taken = "taken from node n1 for pod default/b: ";
+    let is_told =
+        |(reason, note): &&(String, String)| reason == "VolumeTakenOver" && note.starts_with(taken);
+    assert_eq!(told.iter().filter(is_told).count(), 1, "{told:?}");
     assert!(is_mounted(&old), "nobody has cleaned up there yet");
 
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" } });
@@ -195,4 +209,42 @@ fn a_lost_node_is_shut_out_and_cleans_up_when_it_comes_back() {
     assert_log(&dir.join("new"), written);
     assert_eq!(world.unmount(&here, "pv-1"), Ok(()));
     world.wait_until("nothing to be left", |world| world.leftovers() == before);
+}
+
+/// The server is stopped, and goes on later. Nobody reads or writes meanwhile.
+#[test]
+fn a_block_server_that_falls_silent_is_told_of_until_it_is_back() {
+    let world = World::new();
+    let mut server = BlockServer::start_with(&world, &json!({ "deadAfterSeconds": "12" }));
+    for volume in ["pv-1", "pv-2"] {
+        server.volume(&world, volume, volume);
+    }
+    let pod = world.pod("a");
+    assert_eq!(world.mount_of("net", &pod, "pv-1", "pv-1"), Ok(()));
+    assert_eq!(world.agent.fault("volume pv-1"), None);
+
+    server.process.signal(Signal::STOP).unwrap();
+    let told = |world: &World, word: &str, part: &str| {
+        let fault = world.agent.fault("volume pv-1").unwrap_or_default();
+        let said = world.conditions("pv-1");
+        let is_said = |one: &[String; 3]| {
+            let [kind, reason, message] = one;
+            kind == "StorageAway" && reason == word && message.contains(part)
+        };
+        fault.contains(&server.address) && fault.contains(part) && said.iter().any(is_said)
+    };
+    world.wait_until("it to be told", |world| told(world, "Reconnecting", "reads and writes wait"));
+    world.wait_until("its end to be told", |world| told(world, "Dead", "reads and writes fail"));
+    let said = world.conditions("pv-1");
+    let [[_, _, message]] = said.as_slice() else { panic!("{said:?}") };
+    let begin =
+        format!("node n0 does not reach the volume's storage: the block server {}", server.address);
+    assert!(message.starts_with(&begin), "{message}");
+    assert_eq!(world.agent.fault("volume pv-2"), None, "nobody has it");
+
+    server.process.signal(Signal::CONT).unwrap();
+    world.wait_until("it to be told no more", |world| {
+        world.agent.fault("volume pv-1").is_none() && world.conditions("pv-1").is_empty()
+    });
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
 }

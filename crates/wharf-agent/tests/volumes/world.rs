@@ -26,6 +26,7 @@ pub struct World {
 }
 
 pub struct Pod {
+    pub namespace: String,
     pub name: String,
     pub uid: String,
     /// What its node has instead of a machine of its own.
@@ -208,24 +209,37 @@ impl World {
     }
 
     pub fn pod(&self, name: &str) -> Pod {
-        self.pod_at(NODE, self.dir.path(), name)
+        self.pod_in("default", name)
+    }
+
+    pub fn pod_in(&self, namespace: &str, name: &str) -> Pod {
+        self.pod_at(NODE, self.dir.path(), namespace, name)
     }
 
     pub fn pod_on(&self, node: &str, second: &Second, name: &str) -> Pod {
-        self.pod_at(node, &second.place, name)
+        self.pod_at(node, &second.place, "default", name)
     }
 
-    fn pod_at(&self, node: &str, place: &Path, name: &str) -> Pod {
+    fn pod_at(&self, node: &str, place: &Path, namespace: &str, name: &str) -> Pod {
         create(
             &self.server,
             &json!({
-                "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": { "namespace": namespace, "name": name },
                 "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "none" }] },
             }),
         );
-        let get = ["get", "pod", name, "-o", "jsonpath={.metadata.uid}"];
+        let get = ["get", "pod", "-n", namespace, name, "-o", "jsonpath={.metadata.uid}"];
         let uid = kubectl(&self.server, &get, &Value::Null);
-        Pod { name: name.to_owned(), uid, place: place.to_owned() }
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Pod { namespace, name, uid, place: place.to_owned() }
+    }
+
+    /// The pod is gone at once: there is no kubelet that would end it first.
+    pub fn remove(&self, pod: &Pod) {
+        let now = ["--grace-period=0", "--force"];
+        let delete = [&["delete", "pod", "-n", &pod.namespace, &pod.name][..], &now].concat();
+        kubectl(&self.server, &delete, &Value::Null);
     }
 
     /// What kubelet's directory for the volume is called.
@@ -237,7 +251,7 @@ impl World {
         json!({
             "kubernetes.io/fsType": "", "kubernetes.io/readwrite": "rw",
             "kubernetes.io/pvOrVolumeName": volume, "kubernetes.io/pod.name": pod.name,
-            "kubernetes.io/pod.namespace": "default", "kubernetes.io/pod.uid": pod.uid,
+            "kubernetes.io/pod.namespace": pod.namespace, "kubernetes.io/pod.uid": pod.uid,
             "kubernetes.io/serviceAccount.name": "default",
             "storageCluster": "main", "image": image,
         })
@@ -254,6 +268,25 @@ impl World {
 
     pub fn call(&self, arguments: &[&str]) -> Result<(), String> {
         call(&self.driver(), arguments)
+    }
+
+    /// What is said in the record of a volume: kind, reason and message.
+    pub fn conditions(&self, volume: &str) -> Vec<[String; 3]> {
+        let record = self.record(volume).unwrap_or_default();
+        let all = record["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let text = |one: &Value, key: &str| one[key].as_str().unwrap().to_owned();
+        all.iter().map(|one| ["type", "reason", "message"].map(|key| text(one, key))).collect()
+    }
+
+    /// The events of an object: reason and message.
+    pub fn events(&self, name: &str) -> Vec<(String, String)> {
+        let list = ["get", "events.events.k8s.io", "-A", "-o", "json"];
+        let list: Value =
+            serde_json::from_str(&kubectl(&self.server, &list, &Value::Null)).unwrap();
+        let events = list["items"].as_array().unwrap().iter();
+        let of_object = events.filter(|event| event["regarding"]["name"] == name);
+        let text = |event: &Value, key: &str| event[key].as_str().unwrap_or_default().to_owned();
+        of_object.map(|event| (text(event, "reason"), text(event, "note"))).collect()
     }
 
     pub fn record(&self, volume: &str) -> Option<Value> {
