@@ -23,6 +23,7 @@ mod limits;
 mod places;
 mod reach;
 mod socket;
+mod step;
 mod storage;
 mod stranded;
 mod tenure;

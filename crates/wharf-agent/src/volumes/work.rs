@@ -16,10 +16,10 @@ use wharf_core::{
         attach::{Decision, Refusal},
         condition::Condition,
         journal::{
-            Action, DeviceStage, Fault, Found, Journal, Next, PodUse, Purpose, Seen, Signature,
-            Wait, decide_next,
+            Action, DeviceStage, Fault, Found, Journal, Next, Purpose, Seen, Signature, Wait,
+            decide_next,
         },
-        options::{BadOption, Options},
+        options::BadOption,
         record::{EntryKey, Record},
         request::{BadRequest, Request, parse_mount_dir},
     },
@@ -32,6 +32,7 @@ use super::{
     claim::Gathered,
     kernel::{self, KernelError},
     limits::STEP,
+    step::{Step, what},
     storage::{self, Device, Storage, StorageError, Use, agent_of},
 };
 
@@ -40,6 +41,9 @@ use super::{
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Where nobody knows when the holder lets go.
 const SHORT_PATIENCE: Duration = Duration::from_secs(3);
+/// kubelet waits for two minutes, and so does the driver for it. What is mounted after that nobody knows of,
+/// and nobody would unmount it.
+const ANSWER: Duration = Duration::from_secs(110);
 /// Between two looks at somebody who holds the volume.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A mount from nothing takes ten. A row that does not end is a defect.
@@ -77,6 +81,8 @@ pub enum VolumeError {
     Slow { what: &'static str, seconds: u64 },
     #[error("somebody else works on the volume; it is tried again")]
     Busy,
+    #[error("it took longer than kubelet waits; what is done is done, and the next try is quicker")]
+    Late,
     #[error("the volume does not come to rest")]
     Endless,
     #[error("the journal of the volume cannot be kept")]
@@ -113,7 +119,11 @@ type Result<T> = std::result::Result<T, VolumeError>;
 /// Why a volume is worked on.
 #[derive(Debug, Clone)]
 enum Goal {
-    Mount(Box<Request>),
+    Mount {
+        request: Box<Request>,
+        /// Nobody waits for it any more then.
+        answer_by: Instant,
+    },
     Unmount(String),
     /// Directories of pods that are gone for good.
     Tidy(BTreeSet<String>),
@@ -131,7 +141,7 @@ impl Volumes {
     pub async fn mount(&self, request: Request) -> Result<()> {
         let begun = Instant::now();
         loop {
-            let failed = match self.try_mount(&request).await {
+            let failed = match self.try_mount(&request, begun + ANSWER).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
@@ -160,10 +170,10 @@ impl Volumes {
         }
     }
 
-    async fn try_mount(&self, request: &Request) -> Result<()> {
+    async fn try_mount(&self, request: &Request, answer_by: Instant) -> Result<()> {
         let lock = self.lock(&request.volume);
         let _held = lock.lock().await;
-        let mounted = self.mount_locked(request).await;
+        let mounted = self.mount_locked(request, answer_by).await;
         if mounted.is_err() {
             // Whatever failed, the mount is undone. What cannot be undone now is later.
             if let Err(error) = self.tidy_locked(&request.volume, BTreeSet::new()).await {
@@ -173,7 +183,7 @@ impl Volumes {
         mounted
     }
 
-    async fn mount_locked(&self, request: &Request) -> Result<()> {
+    async fn mount_locked(&self, request: &Request, answer_by: Instant) -> Result<()> {
         let api = self.cluster().ok_or(VolumeError::NoApi)?;
         let mut gathered = self.gather(&api, request).await?;
         let journal = match self.load(&request.volume)? {
@@ -189,7 +199,8 @@ impl Volumes {
             tenure: gathered.tenure,
             node_uid: gathered.node_uid.clone(),
         });
-        job.run(&Goal::Mount(Box::new(request.clone())), Some(&mut gathered)).await
+        let goal = Goal::Mount { request: Box::new(request.clone()), answer_by };
+        job.run(&goal, Some(&mut gathered)).await
     }
 
     /// Unmounts what is in a pod's directory. Nothing but that directory has to be known.
@@ -352,13 +363,16 @@ impl<'a> Job<'a> {
 
     async fn run(&mut self, goal: &Goal, mut gathered: Option<&mut Gathered>) -> Result<()> {
         for _ in 0..MOST_STEPS {
-            if let Goal::Mount(request) = goal {
+            if let Goal::Mount { request, .. } = goal {
                 self.journal.begin(&request.mount_dir, &request.pod.uid);
             }
             self.read_facts().await;
             let seen = self.look(goal).await?;
             let (own, standing) = (self.own(), self.volumes.standing());
             match decide_next(&self.journal, &seen, purpose(goal), &own, &standing) {
+                Next::Do { action, .. } if is_late(goal, &action, Instant::now()) => {
+                    return Err(VolumeError::Late);
+                }
                 Next::Do { note, action } => {
                     self.journal = *note;
                     self.store().await?;
@@ -368,7 +382,7 @@ impl<'a> Job<'a> {
                 Next::Wait(wait) => {
                     return match goal {
                         Goal::Unmount(dir) if self.journal.is_unmounted(dir, &seen) => Ok(()),
-                        Goal::Mount(_) | Goal::Unmount(_) | Goal::Tidy(_) => {
+                        Goal::Mount { .. } | Goal::Unmount(_) | Goal::Tidy(_) => {
                             Err(self.silence.take().unwrap_or(VolumeError::Wait(wait)))
                         }
                     };
@@ -420,7 +434,7 @@ impl<'a> Job<'a> {
         let dirs = self.journal.pods.iter().map(|pod| pod.mount_dir.clone());
         let bound = dirs.filter(|dir| is_mounted(Path::new(dir))).collect();
         // What is on it matters to those who want to mount it; a device that was cut off is empty.
-        let is_asked = matches!(goal, Goal::Mount(_)) && !staged && !self.journal.cut;
+        let is_asked = matches!(goal, Goal::Mount { .. }) && !staged && !self.journal.cut;
         let (device, silence) = match self.find(used, staged, is_asked).await {
             Ok(found) => (found, None),
             Err(why) if why.is_silence() => (Found::Unknown, Some(why)),
@@ -430,7 +444,7 @@ impl<'a> Job<'a> {
         self.silence = silence;
         let orphaned = match goal {
             Goal::Tidy(orphans) => orphans.clone(),
-            Goal::Mount(_) | Goal::Unmount(_) => BTreeSet::new(),
+            Goal::Mount { .. } | Goal::Unmount(_) => BTreeSet::new(),
         };
         let record = self.facts.as_ref().map(|facts| facts.record.clone());
         Ok(Seen { device, staged, bound, orphaned, hung, record })
@@ -499,15 +513,7 @@ impl<'a> Job<'a> {
             | Action::Unstage
             | Action::Unmap => {}
         }
-        let step = Step {
-            used: self.used(),
-            storage: self.storage.clone(),
-            device: self.device.clone(),
-            fs_type: self.journal.fs_type.clone(),
-            options: mount_options(&self.journal),
-            read_only_dirs: read_only_dirs(&self.journal.pods),
-            is_cut: self.journal.cut,
-        };
+        let step = Step::new(&self.journal, self.used(), self.storage.clone(), self.device.clone());
         let (doing, what) = (action.clone(), what(action));
         let taken = move || step.take(&doing);
         if *action == Action::Cut {
@@ -524,7 +530,8 @@ impl<'a> Job<'a> {
     }
 
     async fn claim(&mut self, goal: &Goal, gathered: Option<&mut Gathered>) -> Result<()> {
-        let (Goal::Mount(request), Some(gathered), Some(api)) = (goal, gathered, &self.api) else {
+        let (Goal::Mount { request, .. }, Some(gathered), Some(api)) = (goal, gathered, &self.api)
+        else {
             return Err(VolumeError::NoApi);
         };
         if self.is_changed {
@@ -582,94 +589,14 @@ impl<'a> Job<'a> {
 
 fn purpose(goal: &Goal) -> Purpose<'_> {
     match goal {
-        Goal::Mount(request) => Purpose::Mount { dir: &request.mount_dir },
+        Goal::Mount { request, .. } => Purpose::Mount { dir: &request.mount_dir },
         Goal::Unmount(dir) => Purpose::Unmount { dir },
         Goal::Tidy(_) => Purpose::Tidy,
     }
 }
 
-/// Those of the storage cluster, and those of the PV after them.
-fn mount_options(journal: &Journal) -> String {
-    let of_cluster = journal.parameters.get("mountOptions").map_or("", String::as_str);
-    format!("{of_cluster},{}", journal.mount_options)
-}
-
-fn read_only_dirs(pods: &[PodUse]) -> BTreeSet<String> {
-    let only_reads = |pod: &&PodUse| pod.entry.as_ref().is_some_and(|entry| entry.read_only);
-    pods.iter().filter(only_reads).map(|pod| pod.mount_dir.clone()).collect()
-}
-
-/// One step with the kernel or the storage, all that it needs at hand.
-struct Step {
-    used: Use,
-    storage: Arc<dyn Storage>,
-    device: Option<Device>,
-    fs_type: String,
-    options: String,
-    read_only_dirs: BTreeSet<String>,
-    is_cut: bool,
-}
-
-impl Step {
-    fn take(self, action: &Action) -> Result<()> {
-        let staging = &self.used.staging;
-        match (action, &self.device) {
-            (Action::Map, _) => {
-                self.storage.map(&self.used)?;
-            }
-            (Action::Format, Some(device)) => kernel::format(&device.path, &self.fs_type)?,
-            (Action::Stage, Some(device)) => self.stage(device)?,
-            (Action::Bind { dir }, _) => {
-                let read_only = self.read_only_dirs.contains(dir);
-                kernel::bind(staging, Path::new(dir), read_only, &self.options()?)?;
-            }
-            (Action::Unbind { dir }, _) => kernel::unmount_all(Path::new(dir), self.is_cut)?,
-            (Action::Cut, device) => self.storage.cut(&self.used, device.as_ref())?,
-            (Action::Unstage, _) => {
-                kernel::unmount_all(staging, self.is_cut)?;
-                kernel::remove_point(staging);
-            }
-            (Action::Unmap, Some(device)) => self.storage.unmap(&self.used, device)?,
-            (Action::Format | Action::Stage | Action::Unmap, None) => {}
-            (
-                Action::Claim { .. }
-                | Action::Report { .. }
-                | Action::GiveUp { .. }
-                | Action::Forget,
-                _,
-            ) => {}
-        }
-        Ok(())
-    }
-
-    /// Bad ones keep nobody from unmounting.
-    fn options(&self) -> Result<Options> {
-        Options::parse(&self.options).map_err(VolumeError::Options)
-    }
-
-    fn stage(&self, device: &Device) -> Result<()> {
-        let Use { staging, read_only, .. } = &self.used;
-        let options = self.options()?;
-        if !device.is_block {
-            return Ok(kernel::bind(&device.path, staging, *read_only, &options)?);
-        }
-        Ok(kernel::stage(&device.path, staging, &self.fs_type, *read_only, &options)?)
-    }
-}
-
-fn what(action: &Action) -> &'static str {
-    match action {
-        Action::Claim { .. } => "claim the volume",
-        Action::Map => "map the device",
-        Action::Format => "make the file system",
-        Action::Stage => "mount the file system",
-        Action::Bind { .. } => "mount it for the pod",
-        Action::Report { .. } => "report the device",
-        Action::Cut => "cut the volume off",
-        Action::Unbind { .. } => "unmount it for the pod",
-        Action::Unstage => "unmount the file system",
-        Action::Unmap => "take the device away",
-        Action::GiveUp { .. } => "give the volume up",
-        Action::Forget => "forget the volume",
-    }
+/// The bind is what a pod sees: all before it is undone, or found again by the next try.
+fn is_late(goal: &Goal, action: &Action, now: Instant) -> bool {
+    let Goal::Mount { answer_by, .. } = goal else { return false };
+    matches!(action, Action::Bind { .. }) && now >= *answer_by
 }

@@ -41,7 +41,7 @@ fn code(error: &VolumeError) -> Code {
         },
         VolumeError::Wait(_) | VolumeError::NoApi | VolumeError::Kube(_) => Code::Unavailable,
         VolumeError::Contested | VolumeError::Stuck { .. } | VolumeError::Busy => Code::Aborted,
-        VolumeError::Slow { .. } => Code::DeadlineExceeded,
+        VolumeError::Slow { .. } | VolumeError::Late => Code::DeadlineExceeded,
         VolumeError::Storage(error) => match error {
             StorageError::NoImage(_) => Code::NotFound,
             StorageError::Image(_) => Code::InvalidArgument,
