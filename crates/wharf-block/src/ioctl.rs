@@ -19,6 +19,7 @@ const LOOP_CONFIGURE: Opcode = 0x4C0A;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 /// `XFS_IOC_GOINGDOWN`; ext4 took over the same number.
 const FS_IOC_SHUTDOWN: Opcode = 0x8004_587D;
+const FITHAW: Opcode = 0xC004_5878;
 
 /// Neither the log nor anything else is written any more.
 const SHUTDOWN_WITHOUT_LOG_FLUSH: u32 = 2;
@@ -138,6 +139,12 @@ pub(crate) fn loop_clear(device: impl AsFd) -> io::Result<()> {
 pub(crate) fn shutdown(root: impl AsFd) -> io::Result<()> {
     // SAFETY: the call reads one 32-bit number.
     unsafe { ioctl(root, Setter::<FS_IOC_SHUTDOWN, u32>::new(SHUTDOWN_WITHOUT_LOG_FLUSH)) }
+}
+
+/// Lets those go on who wait for the file system that `root` lies on, because somebody has frozen it.
+pub(crate) fn thaw(root: impl AsFd) -> io::Result<()> {
+    // SAFETY: the kernel does not look at the argument.
+    unsafe { ioctl(root, Setter::<FITHAW, u32>::new(0)) }
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ pub fn shut_down(mount_point: &Path) -> Result<(), Error> {
     let path = mount_point.display().to_string();
     let root =
         File::open(mount_point).map_err(|source| Error::Io { path: path.clone(), source })?;
-    end(root, path)
+    end(&root, path)
 }
 
 /// The same, if what is mounted there is on this device, `major:minor` as the table of mounts has it. A
@@ -47,12 +47,17 @@ pub fn shut_down_only(mount_point: &Path, device: &str) -> Result<bool, Error> {
     if format!("{major}:{minor}") != device {
         return Ok(false);
     }
-    end(root, path).map(|()| true)
+    end(&root, path).map(|()| true)
 }
 
-fn end(root: File, path: String) -> Result<(), Error> {
+fn end(root: &File, path: String) -> Result<(), Error> {
     match ioctl::shutdown(root) {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            // Whoever waits in a frozen one would wait for ever: it cannot even be opened any more to be
+            // thawed. Most are not frozen.
+            let _ = ioctl::thaw(root);
+            Ok(())
+        }
         Err(Errno::NOTTY | Errno::OPNOTSUPP) => Err(Error::NotSupported(path)),
         Err(error) => Err(Error::Io { path, source: error.into() }),
     }

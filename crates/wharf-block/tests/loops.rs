@@ -226,6 +226,28 @@ fn nothing_reaches_the_image_of_an_xfs_after_a_cut() {
     nothing_reaches_the_image_after_a_cut("xfs", true);
 }
 
+/// A directory in which nothing is mounted any more lies on a file system of somebody else.
+#[test]
+fn only_the_file_system_of_the_device_that_is_meant_is_shut_down_and_thawed() {
+    let dir = TempDir::new().unwrap();
+    let (_, file) = image(dir.path(), "disk", 320 * MIB);
+    let options = Options { read_only: false, direct_io: true, tag: "test-only-1" };
+    let attached = Attached(loops::attach(&file, options).unwrap());
+    mkfs("xfs", &attached.0.path);
+    let mounted = Mounted::new(&attached.0.path, "xfs");
+    let below = mounted.path().join("below");
+    fs::create_dir(&below).unwrap();
+    assert!(!shutdown::shut_down_only(&below, "7:4095").unwrap());
+    fs::write(below.join("file"), "goes on").unwrap();
+
+    let frozen = std::process::Command::new("fsfreeze").arg("-f").arg(mounted.path()).status();
+    assert!(frozen.unwrap().success());
+    let device = format!("7:{}", attached.0.number);
+    let waiting = std::thread::spawn(move || fs::write(below.join("waits"), "x"));
+    assert!(shutdown::shut_down_only(mounted.path(), &device).unwrap());
+    assert!(waiting.join().unwrap().is_err(), "who waited comes loose, with an error");
+}
+
 #[test]
 fn a_file_system_that_cannot_be_shut_down_is_named() {
     let tmpfs = Mounted::new("none".as_ref(), "tmpfs");
