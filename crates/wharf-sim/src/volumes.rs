@@ -6,7 +6,10 @@
 //! pods are gone, nothing may be left on any machine or in the API server.
 //!
 //! A machine that is stopped as a whole and goes on later is simulated only for storage that refuses
-//! old clients: for the other kind nothing can help, and the documentation says so.
+//! old clients: for the other kind nothing can help, and the documentation says so. One that loses its
+//! storage has writes under way that land when the storage is back, and cannot cut anything off
+//! meanwhile; for storage that does not refuse old clients that is simulated only where such a machine is
+//! forced down when its lease ends, because nothing else helps there either.
 
 mod agent;
 mod machine;
@@ -32,15 +35,21 @@ pub enum Plant {
     NoSelfFencing,
     /// The garbage and the leftovers of journals are not cleaned.
     NoTidying,
+    /// Agents take a cut for done that did not reach the device.
+    UnverifiedCut,
+    /// What could not be cut off when the lease ends is left to itself.
+    NoForcing,
 }
 
 impl Plant {
-    pub const ALL: [Plant; 5] = [
+    pub const ALL: [Plant; 7] = [
         Plant::IgnoreLeases,
         Plant::GiveUpFirst,
         Plant::GrantByName,
         Plant::NoSelfFencing,
         Plant::NoTidying,
+        Plant::UnverifiedCut,
+        Plant::NoForcing,
     ];
 }
 
@@ -55,6 +64,10 @@ pub struct Tally {
     pub refused: u64,
     pub cuts: u64,
     pub crashes: u64,
+    /// Machines that were forced down, because they could not cut something off.
+    pub forced: u64,
+    /// Writes that were under way while the storage was away, and landed later.
+    pub late: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -66,6 +79,8 @@ impl std::ops::AddAssign for Tally {
         self.refused += other.refused;
         self.cuts += other.cuts;
         self.crashes += other.crashes;
+        self.forced += other.forced;
+        self.late += other.late;
     }
 }
 

@@ -33,6 +33,7 @@ fn nobody_writes_beside_another_and_nothing_is_left() {
     assert!(tally.mounts > 2 * SEEDS && tally.unmounts > SEEDS, "{tally:?}");
     assert!(tally.takeovers > SEEDS / 2 && tally.cuts > SEEDS / 2, "{tally:?}");
     assert!(tally.refused > SEEDS && tally.crashes > SEEDS / 4, "{tally:?}");
+    assert!(tally.forced > SEEDS / 10 && tally.late > SEEDS / 50, "{tally:?}");
 }
 
 #[test]

@@ -17,8 +17,8 @@ use std::{collections::BTreeSet, fs, io, path::Path, thread, time::Duration};
 use tracing::{error, info};
 use wharf_core::{
     volume::{
-        guard::{BEAT_EVERY, BEAT_STALE, Duty, Watch, decide_duty},
-        journal::{DeviceStage, Journal},
+        guard::{BEAT_EVERY, BEAT_STALE, Duty, Watch, decide_duty, is_open},
+        journal::Journal,
         lease::SinceBoot,
     },
     words::chain,
@@ -190,15 +190,6 @@ fn cut_unread(places: &Places, boot: &str, volume: String) -> (String, Cut) {
         Unread { places: &places, boot_id: &boot_id, volume: &volume }.cut().map(|()| false)
     };
     (name, Box::new(cut))
-}
-
-/// Whether a volume promised to be cut off, and may still be written to.
-pub fn is_open(journal: &Journal, boot: &str) -> bool {
-    let mut grants = journal.pods.iter().filter_map(|pod| pod.entry.as_ref());
-    grants.any(|entry| entry.self_fence)
-        && journal.boot_id == boot
-        && journal.device != DeviceStage::Absent
-        && !journal.cut
 }
 
 impl Kept {

@@ -16,6 +16,7 @@ use tokio::{
 use tracing::{info, warn};
 use wharf_core::{
     volume::{
+        guard::is_open,
         journal::Journal,
         lease::{SinceBoot, Standing, Tenure},
     },
@@ -227,7 +228,7 @@ impl Volumes {
         for name in self.journals.names()? {
             match self.journals.load(&name) {
                 Ok(journal) => {
-                    open.extend(journal.filter(|it| guard::is_open(it, &self.boot_id)));
+                    open.extend(journal.filter(|it| is_open(it, &self.boot_id)));
                 }
                 Err(error) => {
                     warn!(volume = name, %error, "its journal cannot be read");

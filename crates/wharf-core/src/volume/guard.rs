@@ -13,7 +13,10 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::lease::SinceBoot;
+use super::{
+    journal::{DeviceStage, Journal},
+    lease::SinceBoot,
+};
 
 /// How often the guard looks, and says so.
 pub const BEAT_EVERY: Duration = Duration::from_secs(1);
@@ -50,6 +53,15 @@ pub fn decide_duty(watch: &Watch, now: SinceBoot) -> Duty {
     } else {
         Duty::LastCall
     }
+}
+
+/// Whether a volume promised to be cut off with its tenure, and may still be written to.
+pub fn is_open(journal: &Journal, boot_id: &str) -> bool {
+    let mut grants = journal.pods.iter().filter_map(|pod| pod.entry.as_ref());
+    grants.any(|entry| entry.self_fence)
+        && journal.boot_id == boot_id
+        && journal.device != DeviceStage::Absent
+        && !journal.cut
 }
 
 /// The last word of a guard.

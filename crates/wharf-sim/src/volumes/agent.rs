@@ -34,6 +34,8 @@ pub struct Shared {
     pub terms: Terms,
     pub plant: Option<Plant>,
     pub rwo_scope: RwoScope,
+    /// Machines that cannot cut something off are forced down when their lease ends.
+    pub forces: bool,
     pub tally: Tally,
     /// The first accident.
     pub accident: Option<String>,

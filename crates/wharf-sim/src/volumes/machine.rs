@@ -7,6 +7,8 @@ use std::{
 
 use jiff::Timestamp;
 use wharf_core::volume::{
+    backend::Backend,
+    guard::is_open,
     journal::{Found, Journal, Signature},
     lease::SinceBoot,
     record::{Generation, Own},
@@ -51,6 +53,17 @@ pub struct Device {
     pub cut: bool,
     /// Something is written that has not reached the storage.
     pub dirty: bool,
+    /// Something is on its way to a storage that is away, and lands when it is back.
+    pub queued: bool,
+}
+
+impl Device {
+    /// Cuts it off. What is on its way has to arrive first, where the device is a file of the storage: it
+    /// says whether that is so.
+    pub fn try_cut(&mut self, backend: Backend, reaches: bool) -> bool {
+        self.cut |= reaches || backend.refuses_old_clients();
+        self.cut
+    }
 }
 
 /// A pod as kubelet knows it.
@@ -144,8 +157,14 @@ impl Machine {
         }
     }
 
-    /// Nothing that promised to be cut off reaches the storage.
+    /// Nothing that promised to be cut off reaches the storage, as the agent has noted.
     pub fn is_cut_off(&self) -> bool {
-        self.devices.values().all(|device| device.cut || !device.self_fence)
+        let boot_id = self.boot_id();
+        !self.journals.values().any(|journal| is_open(journal, &boot_id))
+    }
+
+    /// The same by what the guard sees.
+    pub fn has_open_device(&self) -> bool {
+        self.devices.values().any(|device| device.self_fence && !device.cut)
     }
 }

@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use wharf_core::volume::{attach::RwoScope, backend::Backend, fence::NodeObject, lease::Terms};
+use wharf_core::volume::{
+    attach::RwoScope,
+    backend::Backend,
+    fence::NodeObject,
+    guard::{Duty, Watch, decide_duty},
+    lease::{Tenure, Terms},
+};
 
 use super::{
     Plant, Tally, Violation,
@@ -67,10 +73,11 @@ impl World {
         let terms = Terms {
             duration: seconds(8),
             renew_every: seconds(2),
-            cut_within: seconds(1),
+            cut_within: seconds(2),
             skew: seconds(1),
         };
         let rwo_scope = if chance.one_in(4) { RwoScope::Node } else { RwoScope::Pod };
+        let forces = chance.one_in(2);
         let shared = Shared {
             now: 0,
             chance,
@@ -79,6 +86,7 @@ impl World {
             terms,
             plant,
             rwo_scope,
+            forces,
             tally: Tally::default(),
             accident: None,
         };
@@ -96,6 +104,7 @@ impl World {
                 machine.back_at = 0;
             }
             if machine.is_running(self.shared.now) {
+                self.land(*node);
                 self.run_kubelet(*node);
                 self.run_guard(*node);
                 self.run_pods(*node);
@@ -206,25 +215,60 @@ impl World {
         if self.shared.plant == Some(Plant::NoSelfFencing) {
             return;
         }
-        let now = self.shared.now;
-        let within = u64::try_from(self.shared.terms.cut_within.as_millis()).unwrap_or(0);
-        let terms = &self.shared.terms;
-        let ended = machine.renewed.is_some_and(|renewed| {
-            let cut_at = renewed.after(terms.duration.saturating_sub(terms.cut_within));
-            machine.since_boot(now) >= cut_at
-        });
-        if ended && machine.cut_done.is_none() && !machine.is_cut_off() {
-            agent.kill();
+        let (now, terms) = (self.shared.now, self.shared.terms);
+        let Some(renewed) = machine.renewed else { return };
+        let tenure = Tenure { number: machine.tenure, renewed };
+        let ends_at = renewed.after(terms.duration);
+        let watch = Watch { cut_at: tenure.cut_at(&terms), ends_at };
+        let duty = decide_duty(&watch, machine.since_boot(now));
+        if !matches!(duty, Duty::Rest(_)) && machine.cut_done.is_none() && machine.has_open_device()
+        {
+            // It may be what has ended; if not, it goes on beside the guard.
+            if self.shared.chance.one_in(2) {
+                agent.kill();
+            }
+            let within = u64::try_from(terms.cut_within.as_millis()).unwrap_or(0);
             let ticks = self.shared.chance.below((within / TICK).max(1));
             machine.cut_done = Some(now + ticks * TICK);
         }
         if machine.cut_done.is_some_and(|done| now >= done) {
             machine.cut_done = None;
             self.shared.tally.cuts += 1;
-            for device in machine.devices.values_mut().filter(|device| device.self_fence) {
-                device.cut = true;
+            let images = &self.shared.images;
+            // Now and then something else keeps it from being done.
+            let fails = self.shared.forces && self.shared.chance.one_in(8);
+            let open = machine.devices.iter_mut().filter(|(_, device)| device.self_fence && !fails);
+            for (volume, device) in open {
+                device.try_cut(images[*volume].backend, machine.storage);
             }
         }
+        let is_forced = self.shared.forces && self.shared.plant != Some(Plant::NoForcing);
+        if duty == Duty::LastCall && machine.has_open_device() && is_forced {
+            self.shared.tally.forced += 1;
+            self.crash(node);
+        }
+    }
+
+    /// What was on its way to the storage lands, whoever writes there by now.
+    fn land(&mut self, node: usize) {
+        let machine = &mut self.nodes[node].0;
+        if !machine.storage {
+            return;
+        }
+        for (volume, device) in machine.devices.iter_mut().filter(|(_, device)| device.queued) {
+            device.queued = false;
+            self.shared.tally.late += 1;
+            let writer = Writer { node, generation: device.generation };
+            let taken = self.shared.images[*volume].write(writer);
+            note(&mut self.shared, taken);
+        }
+    }
+
+    fn crash(&mut self, node: usize) {
+        let (machine, agent) = &mut self.nodes[node];
+        machine.crash();
+        self.shared.network.end_data(node, None);
+        agent.kill();
     }
 
     fn run_pods(&mut self, node: usize) {
@@ -240,7 +284,12 @@ impl World {
                 pod.state = PodState::Starting;
                 continue;
             };
-            if !machine.storage || !shared.chance.one_in(3) {
+            if !shared.chance.one_in(3) {
+                continue;
+            }
+            if !machine.storage {
+                // Storage that refuses old clients refuses this one later, too.
+                device.queued |= !shared.images[pod.volume].backend.refuses_old_clients();
                 continue;
             }
             device.dirty = true;
@@ -261,13 +310,12 @@ impl World {
         let now = self.shared.now;
         let chance = &mut self.shared.chance;
         let stoppable = self.shared.images.iter().all(|image| image.backend.refuses_old_clients());
+        let can_lose_storage = stoppable || self.shared.forces;
         let (machine, agent) = &mut self.nodes[node];
         match chance.below(300) {
             0 if machine.up => {
                 self.shared.tally.crashes += 1;
-                machine.crash();
-                self.shared.network.end_data(node, None);
-                agent.kill();
+                self.crash(node);
             }
             1..=12 if !machine.up => {
                 machine.boot(now);
@@ -280,7 +328,7 @@ impl World {
                 machine.api = false;
                 machine.back_at = now + chance.between(1, 150) * TICK;
             }
-            33 => machine.storage = false,
+            33 if can_lose_storage => machine.storage = false,
             34..=40 => machine.storage = true,
             41 => drop(self.server.nodes.remove(&node)),
             42 => self.taint(node, true),
@@ -302,6 +350,11 @@ impl World {
         let node = machine.node;
         machine.api = false;
         machine.back_at = self.shared.now + self.shared.chance.between(20, 90) * TICK;
+        // As by one network for both; the way to the API server is back about when the lease ends.
+        if self.shared.forces && self.shared.chance.one_in(2) {
+            machine.storage = false;
+            machine.back_at = self.shared.now + self.shared.chance.between(25, 45) * TICK;
+        }
         let running = machine.pods.values().find(|pod| pod.state == PodState::Running);
         let Some(PodHere { name, volume, .. }) = running.cloned() else { return };
         self.server.pods.retain(|_, pod| pod.volume != volume);

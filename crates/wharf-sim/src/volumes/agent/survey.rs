@@ -79,6 +79,8 @@ impl Agent {
             match decide_garbage(entry, &left, &own) {
                 Clean::Keep => {}
                 Clean::Tidy => drop(self.tidy_at.insert(volume, shared.now)),
+                // One that does not answer cannot be taken away.
+                Clean::Detach(_) if machine.devices.get(&volume).is_some_and(|it| it.queued) => {}
                 Clean::Detach(_) => {
                     shared.network.end_data(machine.node, Some(volume));
                     machine.devices.remove(&volume);

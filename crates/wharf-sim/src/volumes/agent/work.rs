@@ -117,9 +117,10 @@ impl Agent {
         if shared.plant != Some(Plant::NoTidying) {
             let volumes: Vec<usize> = machine.journals.keys().copied().collect();
             for volume in volumes {
-                let due = self.tidy_at.get(&volume).is_none_or(|at| shared.now >= *at);
-                if due {
-                    let pause = if over { 5 * TICK } else { TIDY_EVERY };
+                // Whoever has lost its lease does not wait for the next round.
+                let pause = if over { 5 * TICK } else { TIDY_EVERY };
+                let is_due = |at: &u64| shared.now >= *at || *at > shared.now + pause;
+                if self.tidy_at.get(&volume).is_none_or(is_due) {
                     self.tidy_at.insert(volume, shared.now + pause);
                     return Some(Work::new(volume, Kind::Tidy, open(volume, machine, shared)));
                 }
@@ -425,6 +426,7 @@ impl Agent {
                 bound: Default::default(),
                 cut: false,
                 dirty: false,
+                queued: false,
             };
             machine.devices.insert(work.volume, device);
         }
@@ -460,7 +462,10 @@ impl Agent {
             }
             Action::Bind { dir } => drop(device.bound.insert(dir.clone())),
             Action::Cut => {
-                device.cut = true;
+                let is_cut = device.try_cut(shared.images[volume].backend, reaches);
+                if !is_cut && shared.plant != Some(Plant::UnverifiedCut) {
+                    return false;
+                }
                 work.journal.was_cut();
             }
             Action::Unbind { dir } => drop(device.bound.remove(dir)),
@@ -475,6 +480,10 @@ impl Agent {
                 device.staged = false;
             }
             Action::Unmap => {
+                // It waits for what is on its way.
+                if device.queued {
+                    return false;
+                }
                 shared.network.end_data(node, Some(volume));
                 machine.devices.remove(&volume);
             }
