@@ -7,8 +7,16 @@ use wharf_agent::{config::Config, volumes::Places};
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    if let [_, "agent", "volume-guard", "--state-dir", state_dir, "--kubelet-root", root, more @ ..] =
-        arguments.as_slice()
+    if let [
+        _,
+        "agent",
+        "volume-guard",
+        "--state-dir",
+        state_dir,
+        "--kubelet-root",
+        root,
+        more @ ..,
+    ] = arguments.as_slice()
     {
         tracing_subscriber::fmt().with_writer(std::io::stderr).init();
         let reboot = more.get(1).map(PathBuf::from);
