@@ -139,6 +139,16 @@ impl<'a> Gate<'a> {
         ] {
             assert!(log.contains(word), "{word} is not in the log:\n{log}");
         }
+        // The run directory went with the boot; whoever collects numbers comes later.
+        let took = log.rsplit("kubevirt_node_drain_completion_time_seconds:s").next().unwrap();
+        let is_number = |letter: &char| letter.is_ascii_digit() || *letter == '.';
+        let took: String = took.chars().take_while(is_number).collect();
+        let metrics = self.host.run(&["cat", "/run/wharf/metrics.prom"]).unwrap();
+        let metric = format!("kubevirt_node_drain_completion_time_seconds {took}");
+        assert!(
+            took.parse::<f64>().is_ok() && metrics.lines().any(|line| line == metric),
+            "{metrics}"
+        );
     }
 
     /// After ten tries, which the agent that is killed then has counted.
