@@ -18,6 +18,7 @@ use wharf_core::{
 };
 
 use crate::{
+    aside::aside,
     files::Known,
     health::Reporter,
     host,
@@ -113,7 +114,7 @@ impl Desk {
         if decision.console != self.current {
             info!(console = ?decision.console, "the console changes hands");
         }
-        match self.write(decision.console.as_ref()) {
+        match aside(|| self.write(decision.console.as_ref())) {
             Ok(()) => reporter.clear(&subject),
             Err(error) => reporter.fault(&subject, &error.to_string()),
         }
@@ -128,7 +129,7 @@ impl Desk {
     /// After a restart the file is all that tells whose console it is. Nobody knows whether an
     /// application that cannot be read still wants it, so that it is not taken away.
     fn is_for_one_of(&self, apps: &BTreeSet<String>) -> bool {
-        let text = std::fs::read_to_string(&self.path).unwrap_or_default();
+        let text = aside(|| std::fs::read_to_string(&self.path)).unwrap_or_default();
         apps.iter().any(|app| may_be_for(&text, app))
     }
 

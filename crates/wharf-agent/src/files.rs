@@ -7,6 +7,9 @@
 //! and what was known of it before still holds.
 //!
 //! **Invariant:** what was published last is in its file as soon as it can be ([`owed`]).
+//!
+//! **Invariant:** a disk that hangs holds up who waits for it, and nobody else ([`aside`]). The run
+//! directory and what outlives a reboot are followed and paid apart.
 
 use std::{
     any::Any,
@@ -25,6 +28,7 @@ use wharf_api::node_files::{self, Junk, MAX_BYTES, NodeFile};
 use wharf_core::words::chain;
 
 use crate::{
+    aside::aside,
     health::{Health, Reporter},
     host,
 };
@@ -99,10 +103,27 @@ pub struct Files {
 struct Shared {
     persistent_root: PathBuf,
     reporter: Reporter,
-    owed: Arc<Owed>,
+    here: Place,
+    lasting: Place,
     /// What is followed already, by its folder: a `watch::Receiver<Known<T>>` each.
     followed: Mutex<BTreeMap<PathBuf, Box<dyn Any + Send>>>,
+}
+
+/// One disk.
+struct Place {
+    owed: Arc<Owed>,
     follow: mpsc::UnboundedSender<Box<dyn Followed>>,
+}
+
+impl Place {
+    fn open(root: &Path, reporter: &Reporter, stop: CancellationToken) -> Self {
+        // As many as there are kinds of files that a task asks for.
+        let (follow, asked) = mpsc::unbounded_channel();
+        tokio::spawn(notices::follow(root.to_owned(), asked, reporter.clone(), stop.clone()));
+        let owed = Arc::new(Owed::new(reporter.clone()));
+        tokio::spawn(owed.clone().pay(stop));
+        Self { owed, follow }
+    }
 }
 
 impl Files {
@@ -114,17 +135,13 @@ impl Files {
         stop: CancellationToken,
     ) -> Self {
         let reporter = health.task("files");
-        // As many as there are kinds of files that a task asks for.
-        let (follow, asked) = mpsc::unbounded_channel();
-        tokio::spawn(notices::follow(asked, reporter.clone(), stop.clone()));
-        let owed = Arc::new(Owed::new(reporter.clone()));
-        tokio::spawn(owed.clone().pay(stop));
+        let persistent_root = persist_dir.join("status");
         let shared = Shared {
-            persistent_root: persist_dir.join("status"),
+            here: Place::open(run_dir, &reporter, stop.clone()),
+            lasting: Place::open(&persistent_root, &reporter, stop),
+            persistent_root,
             reporter,
-            owed,
             followed: Mutex::default(),
-            follow,
         };
         Self { root: run_dir.to_owned(), durable: false, shared: Arc::new(shared) }
     }
@@ -153,10 +170,13 @@ impl Files {
             Ok(wanted) => wanted,
             Err(error) => return self.told::<T, _>(agent, key, Err(error)),
         };
-        self.shared.owed.forget(&path);
-        let written =
-            write(&path, &word).map_err(|source| FilesError::Write { path: path.clone(), source });
-        self.told::<T, _>(agent, key, written).inspect_err(|_| self.shared.owed.keep(path, word))
+        let owed = &self.place().owed;
+        let written = aside(|| {
+            owed.forget(&path);
+            write(&path, &word)
+        });
+        let written = written.map_err(|source| FilesError::Write { path: path.clone(), source });
+        self.told::<T, _>(agent, key, written).inspect_err(|_| owed.keep(path, word))
     }
 
     /// Removes the file; one that is not there is no error. What fails is tried again, as above.
@@ -165,17 +185,19 @@ impl Files {
             Ok(path) => path,
             Err(error) => return self.told::<T, _>(agent, key, Err(error)),
         };
-        self.shared.owed.forget(&path);
-        let removed = host::files::remove_file(&path)
-            .map_err(|source| FilesError::Remove { path: path.clone(), source });
-        self.told::<T, _>(agent, key, removed)
-            .inspect_err(|_| self.shared.owed.keep(path, Word::Nothing))
+        let owed = &self.place().owed;
+        let removed = aside(|| {
+            owed.forget(&path);
+            host::files::remove_file(&path)
+        });
+        let removed = removed.map_err(|source| FilesError::Remove { path: path.clone(), source });
+        self.told::<T, _>(agent, key, removed).inspect_err(|_| owed.keep(path, Word::Nothing))
     }
 
     /// One file now; `None` if there is none.
     pub fn read<T: NodeFile>(&self, agent: &str, key: &str) -> Result<Option<T>, FilesError> {
         let path = self.path::<T>(agent, key)?;
-        match read_file(&path) {
+        match aside(|| read_file(&path)) {
             Ok(value) => Ok(Some(value)),
             Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(FilesError::Read { path, source }),
@@ -186,9 +208,9 @@ impl Files {
     /// there is nothing to say. If it cannot be made, that is a fault, and it is made later.
     pub fn announce<T: NodeFile>(&self, agent: &str) {
         let folder = self.folder::<T>(agent);
-        if let Err(error) = Word::Folder.put(&folder) {
+        if let Err(error) = aside(|| Word::Folder.put(&folder)) {
             self.shared.reporter.fault(&owed::subject(&folder), &chain(&error));
-            self.shared.owed.keep(folder, Word::Folder);
+            self.place().owed.keep(folder, Word::Folder);
         }
     }
 
@@ -196,11 +218,13 @@ impl Files {
     /// for them: then nobody publishes that here.
     pub fn keys<T: NodeFile>(&self, agent: &str) -> Option<Vec<String>> {
         let folder = self.folder::<T>(agent);
-        if !folder.is_dir() {
-            return None;
-        }
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        Some(entries.filter_map(|entry| folder::key(&entry.file_name())).collect())
+        aside(|| {
+            if !folder.is_dir() {
+                return None;
+            }
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            Some(entries.filter_map(|entry| folder::key(&entry.file_name())).collect())
+        })
     }
 
     /// Follows all files of a type that an agent publishes, also while their folder does not exist
@@ -216,7 +240,7 @@ impl Files {
         followed.insert(path.clone(), Box::new(receiver.clone()));
         let folder = Folder::<T>::new(path, sender, self.shared.reporter.clone());
         // It is refused only when the agent stops.
-        let _ = self.shared.follow.send(Box::new(folder));
+        let _ = self.place().follow.send(Box::new(folder));
         Subscription::new(receiver)
     }
 
@@ -229,7 +253,11 @@ impl Files {
     ) -> Result<bool, FilesError> {
         let path = self.path::<T>(agent, key)?;
         let word = self.content(&path, value)?;
-        write(&path, &word).map_err(|source| FilesError::Write { path, source })
+        aside(|| write(&path, &word)).map_err(|source| FilesError::Write { path, source })
+    }
+
+    fn place(&self) -> &Place {
+        if self.durable { &self.shared.lasting } else { &self.shared.here }
     }
 
     fn content<T: NodeFile>(&self, path: &Path, value: &T) -> Result<Word, FilesError> {

@@ -29,6 +29,7 @@ use wharf_core::{
 use wharf_kube::{Clock, Cluster, KubeError};
 
 use crate::{
+    aside::aside,
     device,
     files::{Files, Subscription},
     health::Reporter,
@@ -252,7 +253,7 @@ impl Podium {
         let leads = self.said.is_stats_leader;
         if !leads {
             // Whoever publishes statistics at this moment has ended when this returns.
-            self.leads.send_if_modified(|known| std::mem::replace(known, false));
+            aside(|| self.leads.send_if_modified(|known| std::mem::replace(known, false)));
             // Told in the agent's health if it fails, and done again with the next look.
             let _ = self.files.unpublish::<KubeClusterInfo>(AGENT, GLOBAL);
         }
@@ -262,7 +263,7 @@ impl Podium {
             let _ = self.files.unpublish::<KubeLeaseInfo>(AGENT, GLOBAL);
         }
         if leads {
-            self.leads.send_if_modified(|known| !std::mem::replace(known, true));
+            aside(|| self.leads.send_if_modified(|known| !std::mem::replace(known, true)));
         }
     }
 }

@@ -9,6 +9,7 @@
 //! `wharf-core`, and sends documents; this crate compares them with the machine and acts.
 
 pub mod apps;
+mod aside;
 pub mod config;
 pub mod console;
 mod device;

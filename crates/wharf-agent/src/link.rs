@@ -18,6 +18,7 @@ use wharf_core::{
 };
 
 use crate::{
+    aside::aside,
     config::Config,
     health::Reporter,
     tasks::{Context, Ended},
@@ -91,7 +92,7 @@ pub async fn run(context: Context, reporter: Reporter, tracker: Tracker) -> Ende
     let stop = context.stop.clone();
     let saved = Saved::new(&context.config.persist_dir);
     let mut publisher = Publisher::new(context.clone(), reporter.clone());
-    let known = match saved.read() {
+    let known = match aside(|| saved.read()) {
         Ok(known) => known,
         Err(reason) => {
             reporter.fault("the saved configuration", &reason);

@@ -4,7 +4,7 @@ use std::{io, marker::PhantomData, path::PathBuf};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::host;
+use crate::{aside::aside, host};
 
 /// Only root looks into it.
 const MODE: u32 = 0o600;
@@ -45,7 +45,7 @@ impl<T: Serialize + DeserializeOwned> Store<T> {
     /// `None` if nothing was ever stored.
     pub fn load(&self) -> Result<Option<T>, StoreError> {
         let path = || self.path.clone();
-        let text = match std::fs::read(&self.path) {
+        let text = match aside(|| std::fs::read(&self.path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.map_err(|source| StoreError::Read { path: path(), source })?,
         };

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::{
         ffi::OsStrExt,
         fs::{MetadataExt, PermissionsExt},
@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -301,6 +302,79 @@ async fn a_full_run_directory_is_a_fault_that_is_still_told_and_goes_with_the_sp
     stop.cancel();
     telling.await.unwrap();
     assert!(health::ask(disk.path()).await.is_err(), "nobody listens any more");
+}
+
+/// Whoever writes this file hangs as long as the value is there: it is written beside its place first.
+fn hang(path: &Path) -> File {
+    let name = path.file_name().unwrap().to_string_lossy();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let beside = File::create(path.with_file_name(format!(".{name}.wharf-new"))).unwrap();
+    beside.lock().unwrap();
+    beside
+}
+
+fn waits_for(beside: &File) -> bool {
+    let inode = format!(":{} ", beside.metadata().unwrap().ino());
+    let locks = fs::read_to_string("/proc/locks").unwrap();
+    locks.lines().any(|line| line.contains("-> FLOCK") && line.contains(&inode))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_hangs_holds_up_only_who_waits_for_it() {
+    let world = World::new();
+    let lasting = world.dir.path().join("persist/status");
+    let agents = ["zedagent", "nim", "zedkube", "baseosmgr"];
+    let path = |agent: &str| lasting.join(agent).join("EdgeNodeInfo/global.json");
+    let hanging = agents.map(|agent| hang(&path(agent)));
+    // More tasks than there are threads.
+    let publishing = agents.map(|agent| {
+        let files = world.files.persistent();
+        tokio::spawn(async move { files.publish(agent, GLOBAL, &EdgeNodeInfo::default()) })
+    });
+    let files = world.files.clone();
+    let other = tokio::spawn(async move {
+        files.publish("zedkube", GLOBAL, &NodeDrainStatus::default()).unwrap();
+        let mut seen = files.watch::<NodeDrainStatus>("zedkube");
+        seen.complete().await.len()
+    });
+    // By hand: without a thread that is free there is no clock either.
+    wait_for("the other one", TOLD, || Ok(other.is_finished().then_some(()))).unwrap();
+    assert_eq!(other.await.unwrap(), 1);
+    wait_for("all to hang", TOLD, || Ok(hanging.iter().all(waits_for).then_some(()))).unwrap();
+    assert!(!publishing.iter().any(|one| one.is_finished()));
+    drop(hanging);
+    for one in publishing {
+        assert!(one.await.unwrap().unwrap());
+    }
+    assert!(agents.iter().all(|agent| path(agent).exists()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_owed_to_a_disk_that_hangs_holds_up_no_other_word_and_the_newest_one_wins() {
+    let world = World::new();
+    let info = |name: &str| EdgeNodeInfo { device_name: name.to_owned(), ..Default::default() };
+    let (run, aside) = (world.dir.path().join("run"), world.dir.path().join("aside"));
+    fs::create_dir_all(&run).unwrap();
+    fs::write(run.join("nim"), "in the way").unwrap();
+    world.files.publish("nim", GLOBAL, &info("first")).unwrap_err();
+    world.files.publish("nim", GLOBAL, &info("second")).unwrap_err();
+    let hanging = hang(&aside.join("EdgeNodeInfo/global.json"));
+    renameat_with(CWD, &aside, CWD, run.join("nim"), RenameFlags::EXCHANGE).unwrap();
+    wait_for("a try", LOOKED, || Ok(waits_for(&hanging).then_some(()))).unwrap();
+    let publish = |agent: &'static str, name: &'static str| {
+        let (files, info) = (world.files.clone(), info(name));
+        tokio::spawn(async move { files.publish(agent, GLOBAL, &info) })
+    };
+    let newest = [publish("nim", "third"), publish("zedkube", "other")];
+    let other = run.join("zedkube/EdgeNodeInfo/global.json");
+    wait_for("the other one", TOLD, || Ok(other.exists().then_some(()))).unwrap();
+    assert!(!newest[0].is_finished());
+    drop(hanging);
+    for one in newest {
+        assert!(one.await.unwrap().unwrap());
+    }
+    assert_eq!(world.files.read("nim", GLOBAL).unwrap(), Some(info("third")));
+    assert!(world.health.snapshot().is_healthy(), "nothing is owed any more");
 }
 
 /// As on a /run that has no room for another name from the beginning.

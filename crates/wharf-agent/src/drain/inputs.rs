@@ -16,6 +16,7 @@ use wharf_core::node::{
 };
 
 use crate::{
+    aside::aside,
     files::{Subscription, read_bytes},
     health::{AGENT, Reporter},
     tasks::Context,
@@ -105,7 +106,7 @@ impl Inputs {
     }
 
     pub fn remove_force_files(&self) -> io::Result<()> {
-        self.force.remove()
+        aside(|| self.force.remove())
     }
 }
 
@@ -144,9 +145,10 @@ impl ForceFiles {
     fn read(&self, reporter: &Reporter) -> Option<Forced> {
         choose_force(self.paths.each_ref().map(|path| {
             let subject = path.display().to_string();
-            let status: Option<NodeDrainStatus> = match read_bytes(path) {
+            let (read, exists) = aside(|| (read_bytes(path), path.exists()));
+            let status: Option<NodeDrainStatus> = match read {
                 Ok(bytes) => node_files::read(&bytes).ok(),
-                Err(_) if !path.exists() => {
+                Err(_) if !exists => {
                     reporter.clear(&subject);
                     return None;
                 }

@@ -32,6 +32,7 @@ use super::{
     wishes::{self, Wishes},
 };
 use crate::{
+    aside::aside,
     config::{Config, Role},
     health::{AGENT, Reporter},
     programs::Mark,
@@ -260,7 +261,7 @@ impl Operations {
     fn image(&self, id: &str) -> Image {
         let update = self.journal.update.as_ref().filter(|job| job.id == id);
         let runs = update.is_some_and(|job| matches!(job.phase, Phase::Commanding { .. }));
-        match command::check(&self.config.update_command) {
+        match aside(|| command::check(&self.config.update_command)) {
             Err(error) if !runs => Image::Failed(format!("{error}; {UPDATE_HINT}")),
             Ok(()) | Err(_) => self.images.state(id),
         }

@@ -15,6 +15,7 @@ use wharf_core::{
 
 use super::{Said, Word, worker::Progress};
 use crate::{
+    aside::aside,
     files::Files,
     health::{AGENT, Reporter},
     host,
@@ -90,9 +91,10 @@ impl Publisher {
             "# HELP {METRIC} How long the last drain of this node took.\n\
              # TYPE {METRIC} gauge\n{METRIC} {seconds:.6}\n"
         );
-        let written = self.metrics.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let written =
-            written.and_then(|()| host::files::write(&self.metrics, METRICS_MODE, text.as_bytes()));
+        let written = aside(|| {
+            self.metrics.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            host::files::write(&self.metrics, METRICS_MODE, text.as_bytes())
+        });
         let subject = self.metrics.display().to_string();
         match written {
             Ok(()) => self.reporter.clear(&subject),

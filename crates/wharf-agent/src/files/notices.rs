@@ -12,7 +12,7 @@ use std::{
         unix::ffi::OsStrExt,
     },
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -23,12 +23,12 @@ use rustix::{
 use tokio::{
     net::unix::pipe,
     sync::mpsc,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::folder::Followed;
-use crate::{health::Reporter, tasks::panic_text};
+use crate::{aside::aside, health::Reporter, tasks::panic_text};
 
 /// Finds what was never told: notices can be lost, and the kernel has limits.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
@@ -37,16 +37,21 @@ const LOOK_OFTEN: Duration = Duration::from_secs(2);
 /// A file that is written all the time does not keep the machine busy.
 const PAUSE: Duration = Duration::from_millis(20);
 
-const SUBJECT: &str = "notices of changes";
-const BROKEN: &str = "looking at";
+/// Some thousand small files are read by then, unless the disk hangs.
+const SLOW: Duration = Duration::from_secs(30);
 
-/// Follows the folders that are asked for, until `stop` or until nobody can ask any more.
+const BROKEN: &str = "looking at";
+const HANGS: &str = "the disk hangs; what was known before still holds";
+
+/// Follows the folders that are asked for below `root`, until `stop` or until nobody can ask any more.
 pub async fn follow(
+    root: PathBuf,
     mut asked: mpsc::UnboundedReceiver<Box<dyn Followed>>,
     reporter: Reporter,
     stop: CancellationToken,
 ) {
-    let mut watcher = Watcher::open(reporter.clone());
+    let mut watcher = Watcher::open(&root, reporter.clone());
+    let slow = format!("the files in {}", root.display());
     let mut places: Vec<Place> = Vec::new();
     let mut full = Instant::now();
     loop {
@@ -63,13 +68,19 @@ pub async fn follow(
         if news.all {
             full = Instant::now() + watcher.look_every();
         }
-        watcher.ensure(&mut places);
+        aside(|| watcher.ensure(&mut places));
         let told = reporter.clone();
-        match tokio::task::spawn_blocking(move || look(places, &news, &told)).await {
-            Ok(looked) => places = looked,
-            // The agent stops.
-            Err(_) => return,
-        }
+        let mut looking = tokio::task::spawn_blocking(move || look(places, &news, &told));
+        let looked = loop {
+            match timeout(SLOW, &mut looking).await {
+                Ok(looked) => break looked,
+                Err(_) => reporter.fault(&slow, HANGS),
+            }
+        };
+        // Else the agent stops.
+        let Ok(looked) = looked else { return };
+        places = looked;
+        reporter.clear(&slow);
         reporter.ok();
         sleep(PAUSE).await;
     }
@@ -115,18 +126,20 @@ struct Watcher {
     /// It is no pipe, but like one it is read when it is ready; that is all this type does.
     inotify: Option<pipe::Receiver>,
     watched: HashSet<i32>,
+    subject: String,
     reporter: Reporter,
 }
 
 impl Watcher {
-    fn open(reporter: Reporter) -> Self {
+    fn open(root: &Path, reporter: Reporter) -> Self {
+        let subject = format!("notices of changes in {}", root.display());
         let opened = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
             .map_err(std::io::Error::from)
             .and_then(pipe::Receiver::from_owned_fd_unchecked);
         if let Err(error) = &opened {
-            reporter.fault(SUBJECT, &format!("the kernel gives none: {error}; files are polled"));
+            reporter.fault(&subject, &format!("the kernel gives none: {error}; files are polled"));
         }
-        Self { inotify: opened.ok(), watched: HashSet::new(), reporter }
+        Self { inotify: opened.ok(), watched: HashSet::new(), subject, reporter }
     }
 
     fn look_every(&self) -> Duration {
@@ -144,7 +157,8 @@ impl Watcher {
                 news
             }
             Err(error) => {
-                self.reporter.fault(SUBJECT, &format!("they ended: {error}; files are polled"));
+                let fault = format!("they ended: {error}; files are polled");
+                self.reporter.fault(&self.subject, &fault);
                 self.inotify = None;
                 News { all: true, ..News::default() }
             }
@@ -170,9 +184,10 @@ impl Watcher {
         self.watched = needed;
         match fault {
             Some(error) => {
-                self.reporter.fault(SUBJECT, &format!("a folder cannot be watched: {error}"));
+                let fault = format!("a folder cannot be watched: {error}");
+                self.reporter.fault(&self.subject, &fault);
             }
-            None => self.reporter.clear(SUBJECT),
+            None => self.reporter.clear(&self.subject),
         }
     }
 }
@@ -224,12 +239,9 @@ fn read(inotify: BorrowedFd<'_>) -> News {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        path::PathBuf,
-        sync::{
-            Arc,
-            atomic::{AtomicUsize, Ordering},
-        },
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
     };
 
     use super::*;
@@ -257,21 +269,25 @@ mod tests {
         let health = Health::new("n1");
         let (ask, asked) = mpsc::unbounded_channel::<Box<dyn Followed>>();
         let stop = CancellationToken::new();
-        let following = tokio::spawn(follow(asked, health.task("files"), stop.clone()));
+        let root = dir.path().to_owned();
+        let following = tokio::spawn(follow(root, asked, health.task("files"), stop.clone()));
         let looks = Arc::new(AtomicUsize::new(0));
         ask.send(Box::new(Shaky { path: dir.path().to_owned(), looks: looks.clone() })).unwrap();
         let fault = || {
             let tasks = health.snapshot().tasks;
             tasks.first().and_then(|task| task.faults.first().map(|fault| fault.reason.clone()))
         };
-        while fault().is_none() {
-            sleep(Duration::from_millis(10)).await;
-        }
+        let wait = async |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let minute = Duration::from_secs(60);
+        timeout(minute, wait(&|| fault().is_some())).await.unwrap();
         assert_eq!(fault().as_deref(), Some("it broke by a defect: a defect"));
         std::fs::write(dir.path().join("new.json"), "{}").unwrap();
-        while looks.load(Ordering::SeqCst) < 2 || fault().is_some() {
-            sleep(Duration::from_millis(10)).await;
-        }
+        let again = || looks.load(Ordering::SeqCst) > 1 && fault().is_none();
+        timeout(minute, wait(&again)).await.unwrap();
         stop.cancel();
         following.await.unwrap();
     }

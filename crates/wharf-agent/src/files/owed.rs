@@ -2,11 +2,14 @@
 //!
 //! Who publishes may have nothing more to say for days, and a disk that was full has room after a
 //! minute: so the last word on each path is kept here. It is forgotten as soon as there is a newer one.
+//!
+//! **Guarantee:** no older word is written over a newer one, and who has a word for another path than
+//! the one that is being written waits for nobody: the disk may hang.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -45,34 +48,45 @@ impl Word {
 }
 
 pub(super) struct Owed {
-    /// In the order in which they were said: some files name others that were published before.
-    words: Mutex<Vec<(PathBuf, Word)>>,
+    debts: Mutex<Debts>,
+    /// A path is not being written any more.
+    written: Condvar,
     reporter: Reporter,
+}
+
+#[derive(Default)]
+struct Debts {
+    /// In the order in which they were said: some files name others that were published before.
+    words: Vec<(PathBuf, Arc<Word>)>,
+    /// What is being written now.
+    paying: Option<PathBuf>,
 }
 
 impl Owed {
     pub fn new(reporter: Reporter) -> Self {
-        Self { words: Mutex::default(), reporter }
+        Self { debts: Mutex::default(), written: Condvar::new(), reporter }
     }
 
     /// There is a newer word. When this returns, the old one is not being written either.
     pub fn forget(&self, path: &Path) {
-        self.words().retain(|(owed, _)| owed != path);
+        let busy = |debts: &mut Debts| debts.paying.as_deref() == Some(path);
+        let debts = self.written.wait_while(self.debts(), busy);
+        debts.unwrap_or_else(PoisonError::into_inner).words.retain(|(owed, _)| owed != path);
     }
 
     /// After its fault was told, which goes when it is made true.
     pub fn keep(&self, path: PathBuf, word: Word) {
-        let mut words = self.words();
+        let words = &mut self.debts().words;
         words.retain(|(owed, _)| *owed != path);
         if words.len() < MOST {
-            words.push((path, word));
+            words.push((path, Arc::new(word)));
         }
     }
 
     /// Tries them all until `stop`.
     pub async fn pay(self: Arc<Self>, stop: CancellationToken) {
         while stop.run_until_cancelled(sleep(TRY_EVERY)).await.is_some() {
-            if self.words().is_empty() {
+            if self.debts().words.is_empty() {
                 continue;
             }
             let owed = self.clone();
@@ -82,21 +96,41 @@ impl Owed {
     }
 
     fn pay_once(&self) {
-        let paths: Vec<PathBuf> = self.words().iter().map(|(path, _)| path.clone()).collect();
+        let paths: Vec<PathBuf> = self.debts().words.iter().map(|(path, _)| path.clone()).collect();
         for path in paths {
-            // Held while it is written, so that nobody's newer word is written over.
-            let mut words = self.words();
-            let Some(place) = words.iter().position(|(owed, _)| *owed == path) else { continue };
-            if words.get(place).is_some_and(|(path, word)| word.put(path).is_ok()) {
-                words.remove(place);
-                drop(words);
-                self.reporter.clear(&subject(&path));
+            let Some(payment) = self.begin(path) else { continue };
+            if payment.word.put(&payment.path).is_ok() {
+                self.debts().words.retain(|(_, owed)| !Arc::ptr_eq(owed, &payment.word));
+                self.reporter.clear(&subject(&payment.path));
             }
         }
     }
 
-    fn words(&self) -> MutexGuard<'_, Vec<(PathBuf, Word)>> {
-        self.words.lock().unwrap_or_else(PoisonError::into_inner)
+    /// `None`: it is owed no more.
+    fn begin(&self, path: PathBuf) -> Option<Payment<'_>> {
+        let mut debts = self.debts();
+        let (_, word) = debts.words.iter().find(|(owed, _)| *owed == path)?;
+        let word = word.clone();
+        debts.paying = Some(path.clone());
+        Some(Payment { owed: self, path, word })
+    }
+
+    fn debts(&self) -> MutexGuard<'_, Debts> {
+        self.debts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One word that is being written. Whoever has a newer one for its path waits for its end.
+struct Payment<'a> {
+    owed: &'a Owed,
+    path: PathBuf,
+    word: Arc<Word>,
+}
+
+impl Drop for Payment<'_> {
+    fn drop(&mut self) {
+        self.owed.debts().paying = None;
+        self.owed.written.notify_all();
     }
 }
 

@@ -12,6 +12,7 @@ use wharf_api::{
 use wharf_core::{install::network::NetworkFile, node::leader::ConfigGet, words::chain};
 
 use crate::{
+    aside::aside,
     config::Role,
     files::Subscription,
     health::{AGENT, Reporter},
@@ -52,7 +53,7 @@ impl Publisher {
     /// Publishes a configuration. What cannot be written is a fault of the task `files`, and is tried
     /// again with the next one.
     pub async fn publish(&mut self, config: &NodeConfig) {
-        match self.write_network(config.network.as_deref()) {
+        match aside(|| self.write_network(config.network.as_deref())) {
             Ok(()) => self.reporter.clear("the network file"),
             Err(reason) => self.reporter.fault("the network file", &reason),
         }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use wharf_api::link::{ALIVE_EVERY, Down, Hello, NodeConfig, Report, SILENCE, Up};
 
 use super::{Link, LinkError, trace, wire::Wire};
-use crate::host::files;
+use crate::{aside::aside, host::files};
 
 /// Things change together: the report waits a moment for the others.
 const GATHER: Duration = Duration::from_millis(100);
@@ -86,7 +86,7 @@ impl Link {
         }
         self.servers.learn(&config.servers);
         self.servers.prefer(server);
-        match self.saved.write(config) {
+        match aside(|| self.saved.write(config)) {
             Ok(()) => self.reporter.clear("saving the configuration"),
             Err(reason) => self.reporter.fault("saving the configuration", &reason),
         }
@@ -102,7 +102,7 @@ impl Link {
         let path = &self.context.config.link_identity;
         let text = format!("{certificate}{key}");
         let subject = "keeping a new certificate";
-        match files::write_durably(path, IDENTITY_MODE, text.as_bytes()) {
+        match aside(|| files::write_durably(path, IDENTITY_MODE, text.as_bytes())) {
             Ok(()) => {
                 self.reporter.clear(subject);
                 tracing::info!(file = %path.display(), "the link has a new certificate");

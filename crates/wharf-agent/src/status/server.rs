@@ -35,6 +35,7 @@ use wharf_kube::Cluster;
 
 use super::Place;
 use crate::{
+    aside::aside,
     health::Reporter,
     tasks::{Context, Ended, LAST_ACTS},
     tracker::Tracker,
@@ -228,7 +229,7 @@ impl Desk {
         };
         match route(&asked, self.place.prefix.trunc()) {
             Ok(Route::Status) => self.status().await,
-            Ok(Route::App(app)) => json(&self.sources.tracker.app(&app), true),
+            Ok(Route::App(app)) => json(&self.sources.tracker.app(&app).await, true),
             Ok(Route::ClusterApp(app)) => {
                 let from = Some(self.place.address);
                 json(&self.sources.tracker.cluster_app(&app, from, &self.reporter).await, false)
@@ -278,7 +279,7 @@ impl Desk {
             let open = self.context.config.open_trace;
             return if open { Token::NotNeeded } else { Token::WrongOrMissing };
         };
-        let expected = match read_token(path) {
+        let expected = match aside(|| read_token(path)) {
             Ok(expected) => {
                 self.reporter.clear(TOKEN_SUBJECT);
                 expected

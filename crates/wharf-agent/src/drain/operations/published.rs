@@ -269,7 +269,7 @@ mod tests {
             std::fs::write(path(agent), "{").unwrap();
         }
         let request = Request { at: None, context: "reboot".to_owned() };
-        let asked = Requests { device_operation: Some(request.clone()), update: None };
+        let asked = Requests { device_operation: Some(request), update: None };
         publisher.mend_requests(&asked);
         let read = |agent| files.read::<NodeDrainRequest>(agent, GLOBAL);
         assert_eq!(read(DEVICE_AGENT).unwrap().unwrap().context, "reboot");
