@@ -6,7 +6,7 @@ use wharf_testbed::wait_for;
 use crate::{
     CONTROL, WORKER,
     bed::{Bed, DEADLINE, inventory},
-    nodes_ready, pids,
+    join, nodes_ready, pids,
 };
 
 /// The members of etcd that vote.
@@ -54,6 +54,7 @@ fn one_controlplane_becomes_three_and_the_first_may_go() {
     assert_eq!(voters(&bed, "node1"), 3);
     assert_eq!(nodes_ready(&bed, "grow"), 4);
     assert_eq!((pids(&bed, "node1"), pids(&bed, "node4")), running);
+    join::a_kubelet_waits_for_its_own_cluster(&bed, "grow", "node2", "node1");
 
     bed.host("node1").power_cut().unwrap();
     wait_for("the API through the worker", DEADLINE, || {
