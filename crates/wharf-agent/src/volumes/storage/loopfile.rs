@@ -179,3 +179,42 @@ fn remove(path: &Path) -> Result<()> {
         Ok(()) | Err(_) => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volumes::storage::Listed;
+
+    /// Whoever asks for the cut takes the volume for cut off, also who has not seen the device.
+    #[test]
+    fn a_cut_finds_the_device_by_itself_and_fails_where_one_does_not_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let parameters = [("directory".to_owned(), dir.path().display().to_string())];
+        let storage = Loopfile::new(&parameters.into(), &Hints::default()).unwrap();
+        storage.create("test-cut-unseen", 1 << 20).unwrap();
+        let volume = Use {
+            volume: "pv".to_owned(),
+            image: "test-cut-unseen".to_owned(),
+            generation: Generation(2),
+            read_only: false,
+            boot_id: "boot".to_owned(),
+            agent: format!("{:08x}", std::process::id()),
+            staging: dir.path().join("staging"),
+            binds: Vec::new(),
+            pods: dir.path().join("pods"),
+        };
+        let device = storage.map(&volume).unwrap();
+        let name = device.path.file_name().unwrap().to_string_lossy().into_owned();
+        let sectors = || fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
+        let earlier = Use { generation: Generation(1), ..volume.clone() };
+        storage.cut(&earlier, None).unwrap();
+        let before = sectors();
+        storage.cut(&volume, None).unwrap();
+        let after = sectors();
+        storage.unmap(&volume, &device).unwrap();
+        assert_eq!(before.trim(), "2048", "a later grant is of somebody who has it by right");
+        assert_eq!(after.trim(), "0");
+        let unsure = Listed { found: Vec::new(), silent: true };
+        assert!(matches!(unsure.cut(), Err(StorageError::Silent)));
+    }
+}
