@@ -234,7 +234,9 @@ impl Drop for Bed {
     }
 }
 
-/// What a host holds that a cluster might leave behind: files, units, links, tables, mounts.
+/// What a host holds that a cluster might leave behind: files, units, links, tables, mounts. Those of
+/// credentials are systemd's, for as long as one of its own services runs: a timer starts one 15 minutes
+/// after the boot.
 pub fn inventory(host: &Host) -> Vec<String> {
     const LOOK: &str = "
         find /etc /opt /usr/local /var/lib /var/log/pods /var/log/containers /srv /root -xdev \
@@ -247,7 +249,7 @@ pub fn inventory(host: &Host) -> Vec<String> {
         ip route | sed 's/^/route /' | sort
         ls /run/netns 2>/dev/null | sed 's/^/netns /'
         nft list tables | sort
-        awk '{print \"mount\", $5}' /proc/self/mountinfo | sort
+        awk '$5 !~ \"^/run/credentials/\" {print \"mount\", $5}' /proc/self/mountinfo | sort
         sysctl -n net.ipv4.ip_forward net.bridge.bridge-nf-call-iptables 2>/dev/null
         for dir in /sys/fs/cgroup/*/kubepods /sys/fs/cgroup/*/kubepods.slice; do
             [ -e $dir ] && echo cgroup $dir
