@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use wharf_testbed::{Power, wait_for};
 
 use crate::{
+    apps,
     bed::{Bed, DEADLINE},
     cordoned, nodes_ready, pids,
 };
@@ -25,6 +26,7 @@ const FOLDER: &str = "/var/lib/wharf-test-volume";
 /// The cluster has three or more nodes, all linked. `node` is a worker.
 pub fn serve(bed: &Bed, cluster: &str, node: &str) {
     applications(bed, cluster, node);
+    apps::a_stuck_application_is_mended_by_a_change(bed, cluster, node);
     the_reporter_changes(bed, cluster);
     reboot(bed, cluster, node);
     shut_down(bed, cluster, node);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod agents;
+mod apps;
 mod bed;
 #[path = "../../../wharf-server/tests/common/browser.rs"]
 mod browser;
