@@ -46,6 +46,28 @@ struct Source {
 }
 
 impl Project {
+    /// Makes the API server of this kubeconfig know all kinds of the project, and waits until it
+    /// serves them.
+    pub fn define(self, kubeconfig: &Path) -> Result<()> {
+        let file = NamedTempFile::with_suffix(".yaml")?;
+        fs::write(file.path(), self.manifest()?)?;
+        let kubectl = |words: &[&str]| {
+            let mut kubectl = tool(&find("kubectl")?.to_string_lossy());
+            kubectl.arg("--kubeconfig").arg(kubeconfig).args(words);
+            run(kubectl.arg("-f").arg(file.path()))
+                .with_context(|| format!("cannot define the kinds of {self:?}"))
+        };
+        // Not `apply`, which would keep each whole schema a second time, in an annotation too small.
+        kubectl(&["create"])?;
+        // Not `wait`, which fails while there is no condition at all.
+        wait_for("the kinds to be served", ESTABLISHED, || {
+            let defined: Value = serde_json::from_str(&kubectl(&["get", "--output=json"])?)?;
+            let several = defined.get("items").and_then(Value::as_array);
+            let all = several.map_or(slice::from_ref(&defined), Vec::as_slice);
+            Ok(all.iter().all(is_established).then_some(()))
+        })
+    }
+
     fn source(self) -> Source {
         match self {
             Self::KubeVirt => Source {
@@ -82,23 +104,7 @@ impl Project {
 impl ApiServer {
     /// Makes it know all kinds of a project, and waits until it serves them.
     pub fn define(&self, project: Project) -> Result<()> {
-        let file = NamedTempFile::with_suffix(".yaml")?;
-        fs::write(file.path(), project.manifest()?)?;
-        let kubectl = |words: &[&str]| {
-            let mut kubectl = tool(&find("kubectl")?.to_string_lossy());
-            kubectl.arg("--kubeconfig").arg(self.kubeconfig_file()).args(words);
-            run(kubectl.arg("-f").arg(file.path()))
-                .with_context(|| format!("cannot define the kinds of {project:?}"))
-        };
-        // Not `apply`, which would keep each whole schema a second time, in an annotation too small.
-        kubectl(&["create"])?;
-        // Not `wait`, which fails while there is no condition at all.
-        wait_for("the kinds to be served", ESTABLISHED, || {
-            let defined: Value = serde_json::from_str(&kubectl(&["get", "--output=json"])?)?;
-            let several = defined.get("items").and_then(Value::as_array);
-            let all = several.map_or(slice::from_ref(&defined), Vec::as_slice);
-            Ok(all.iter().all(is_established).then_some(()))
-        })
+        project.define(&self.kubeconfig_file())
     }
 }
 

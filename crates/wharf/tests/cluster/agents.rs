@@ -14,7 +14,7 @@ use wharf_testbed::{Power, wait_for};
 use crate::{
     apps,
     bed::{Bed, DEADLINE},
-    cordoned, nodes_ready, pids,
+    cordoned, guests, nodes_ready, pids,
 };
 
 const APP: &str = "0b1a2c3d-4e5f-4071-8293-a4b5c6d7e8f9";
@@ -25,8 +25,10 @@ const FOLDER: &str = "/var/lib/wharf-test-volume";
 
 /// The cluster has three or more nodes, all linked. `node` is a worker.
 pub fn serve(bed: &Bed, cluster: &str, node: &str) {
+    guests::define(bed, cluster);
     applications(bed, cluster, node);
     apps::a_stuck_application_is_mended_by_a_change(bed, cluster, node);
+    guests::serve(bed, cluster, node);
     the_reporter_changes(bed, cluster);
     reboot(bed, cluster, node);
     shut_down(bed, cluster, node);

@@ -13,6 +13,7 @@ mod far;
 mod foreign;
 mod gate;
 mod growth;
+mod guests;
 mod held;
 mod import;
 mod join;
