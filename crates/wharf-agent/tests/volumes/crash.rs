@@ -15,56 +15,86 @@ use rustix::{
 };
 use serde_json::json;
 
-use crate::world::{Pod, World, is_mounted};
+use wharf_testbed::devices::processes;
+
+use crate::{
+    proxy::BlockServer,
+    world::{Pod, World, is_mounted},
+};
 
 /// Right after a step was noted, and into it.
 const DELAYS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(4), Duration::from_millis(12)];
+/// In the middle of the start of a proxy's processes.
+const DELAYS_OF_PROXY: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(40)];
 /// More steps than a mount or an unmount has.
 const MOST_STEPS: usize = 20;
 const VOLUME: &str = "pv-1";
+const IMAGE: &str = "one";
 
 #[test]
 fn a_killed_agent_goes_on_from_every_step_and_leaves_nothing() {
     let mut world = World::new();
-    world.volume(VOLUME, "one", &json!({}));
-    let pod = world.pod("a");
-    let before = world.leftovers();
-    let mut points = [0, 0];
-    for delay in DELAYS {
-        for step in 1..MOST_STEPS {
-            let killed = world.trial(&pod, Some((step, delay)), None);
-            points[0] += usize::from(killed[0]);
-            if !killed[0] {
-                break;
-            }
-            assert_eq!(world.leftovers(), before, "mount, step {step}");
-        }
-        for step in 1..MOST_STEPS {
-            let killed = world.trial(&pod, None, Some((step, delay)));
-            points[1] += usize::from(killed[1]);
-            if !killed[1] {
-                break;
-            }
-            assert_eq!(world.leftovers(), before, "unmount, step {step}");
-        }
-    }
-    eprintln!("killed at {} points of mounts and {} of unmounts", points[0], points[1]);
+    world.volume(VOLUME, IMAGE, &json!({}));
+    let blank = |world: &World| {
+        let image = world.path("images/one.img");
+        let _ = fs::remove_file(&image);
+        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    };
+    let points = world.sweep("main", &DELAYS, blank);
     assert!(points[0] >= 12 && points[1] >= 12, "{points:?}");
+}
+
+/// Here a device is made in many small steps, with processes that outlive the agent.
+#[test]
+fn a_killed_agent_goes_on_from_every_step_with_a_block_server_and_leaves_no_process() {
+    let mut world = World::new();
+    let server = BlockServer::start(&world);
+    server.volume(&world, VOLUME, IMAGE);
+    let points = world.sweep("net", &DELAYS_OF_PROXY, |_| {});
+    assert!(points[0] >= 8 && points[1] >= 8, "{points:?}");
+    let here = world.path("state").display().to_string();
+    assert_eq!(processes(&here, &["wharf-block"]), [], "no process is left");
 }
 
 /// At which step to kill, and how long after it was noted.
 type Point = Option<(usize, Duration)>;
 
 impl World {
-    /// A mount from a blank image and an unmount, with a kill in one of them; as kubelet does, each is
-    /// asked for again. Says where the agent was killed.
-    fn trial(&mut self, pod: &Pod, mount: Point, unmount: Point) -> [bool; 2] {
-        let image = self.path("images/one.img");
-        let _ = fs::remove_file(&image);
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    /// Kills the agent at every step of mounts and of unmounts, so long after each. Says at how many.
+    fn sweep(
+        &mut self,
+        cluster: &str,
+        delays: &[Duration],
+        prepare: impl Fn(&World),
+    ) -> [usize; 2] {
+        let pod = self.pod("a");
+        let before = self.leftovers();
+        let mut points = [0, 0];
+        for delay in delays {
+            for call in [0, 1] {
+                for step in 1..MOST_STEPS {
+                    let mut kills = [None, None];
+                    kills[call] = Some((step, *delay));
+                    prepare(self);
+                    if !self.trial(cluster, &pod, kills)[call] {
+                        break;
+                    }
+                    points[call] += 1;
+                    assert_eq!(self.leftovers(), before, "{kills:?}");
+                }
+            }
+        }
+        eprintln!("killed at {} points of mounts and {} of unmounts", points[0], points[1]);
+        points
+    }
+
+    /// A mount and an unmount, with a kill in one of them; as kubelet does, each is asked for again.
+    /// Says where the agent was killed.
+    fn trial(&mut self, cluster: &str, pod: &Pod, [mount, unmount]: [Point; 2]) -> [bool; 2] {
         let dir = self.dir_of(pod, VOLUME);
-        let in_mount = self.killing(mount, |world| world.mount(pod, VOLUME, "one"));
-        assert_eq!(self.mount(pod, VOLUME, "one"), Ok(()), "{mount:?}");
+        let mounted = |world: &World| world.mount_of(cluster, pod, VOLUME, IMAGE);
+        let in_mount = self.killing(mount, mounted);
+        assert_eq!(mounted(self), Ok(()), "{mount:?}");
         assert!(is_mounted(&dir), "{mount:?}");
         assert_eq!(self.devices().len(), 1, "{mount:?}");
         fs::write(dir.join("file"), "kept").unwrap();
