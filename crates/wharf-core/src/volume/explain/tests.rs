@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::volume::{backend::Backend, record::Generation};
+use crate::volume::{backend::Backend, condition::Condition, record::Generation};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
@@ -210,4 +210,17 @@ fn what_is_missing_beside_the_volume_is_said() {
     lost.garbage.push(("c".to_owned(), garbage));
     let said = lost.sentences(at(0), &Policy::default()).join("\n");
     assert!(said.contains("node c has something left of generation 4"), "{said}");
+}
+
+#[test]
+fn a_holder_that_does_not_reach_the_storage_is_told_of_as_long_as_it_holds() {
+    let holder = holder(Some(node("a")), true, at(5));
+    let mut volume = seen(Backend::Proxy, vec![entry("a", "db-0")], &[("a", holder)]);
+    let away = |node| Condition::storage_away(node, "Dead", "the server is gone", at(3));
+    volume.record.as_mut().unwrap().conditions = vec![away("a"), away("b")];
+    let said = volume.sentences(at(5), &Policy::default());
+    let expected = "node a does not reach the volume's storage: the server is gone \
+                    (since 1970-01-12T13:46:43Z)";
+    let said: Vec<&String> = said.iter().filter(|one| one.contains("not reach")).collect();
+    assert_eq!(said, [expected]);
 }
