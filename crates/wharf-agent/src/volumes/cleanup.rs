@@ -109,6 +109,8 @@ impl Volumes {
                 match self.clean_up_step(api, &journal, &seen, &step).await {
                     Ok(()) if step == Step::Cut => {
                         journal.was_cut();
+                        // Their containers keep the device, and nobody else would end them.
+                        self.stranded.add(&journal).map_err(VolumeError::Journal)?;
                         self.journals.store(&journal).map_err(VolumeError::Journal)?;
                     }
                     Ok(()) => {}

@@ -108,6 +108,8 @@ fn claims_and_volumes_go_with_their_storage_cluster_and_images_stay() {
         assert_eq!(world.record(volume), None, "{claim}");
     }
     world.wait_until("nothing to be left here", |world| world.leftovers() == before);
+    // Its container would keep the device for as long as it runs.
+    world.wait_until("the pod to be deleted", |world| world.is_deleted(&pod));
 
     // Somebody makes it again while Kubernetes still has the volumes.
     volumes.iter().for_each(|volume| world.phase("pv", volume, "Released"));
