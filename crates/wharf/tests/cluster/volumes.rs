@@ -3,6 +3,7 @@
 
 mod csi;
 mod mkfs;
+mod moves;
 
 use std::{fs, path::PathBuf, process::Command, time::Instant};
 
@@ -40,6 +41,8 @@ fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
     trial.claim_takes_its_image_with_it(CLAIM);
     trial.kubelet_may_restart_while_a_file_system_is_made();
     trial.a_volume_of_csi_moves_from_node_to_node();
+    trial.a_forced_detach_takes_a_volume_from_a_live_agent();
+    trial.a_drain_waits_until_the_volumes_of_its_pods_are_unmounted();
 }
 
 struct Trial<'a> {
