@@ -10,6 +10,7 @@ mod drain;
 mod machines;
 mod moving;
 mod nodes;
+#[allow(dead_code, reason = "other programs use more of it")]
 mod passage;
 mod pods;
 mod policies;
