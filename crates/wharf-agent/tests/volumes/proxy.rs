@@ -215,36 +215,48 @@ fn a_lost_node_is_shut_out_and_cleans_up_when_it_comes_back() {
 #[test]
 fn a_block_server_that_falls_silent_is_told_of_until_it_is_back() {
     let world = World::new();
-    let mut server = BlockServer::start_with(&world, &json!({ "deadAfterSeconds": "12" }));
-    for volume in ["pv-1", "pv-2"] {
-        server.volume(&world, volume, volume);
-    }
-    let pod = world.pod("a");
-    assert_eq!(world.mount_of("net", &pod, "pv-1", "pv-1"), Ok(()));
+    // One waits for as long as it takes, the other gives up: what is told stays so until the server is back.
+    let mut server = BlockServer::start_with(&world, &json!({ "deadAfterSeconds": "600" }));
+    let impatient = json!({ "server": server.address, "deadAfterSeconds": "2" });
+    world.storage_of("impatient", "proxy", &impatient);
+    server.volume(&world, "pv-1", "pv-1");
+    server.volume(&world, "pv-3", "pv-3");
+    server.image("pv-2", 64);
+    world.volume_of("impatient", "pv-2", "pv-2");
+    let pods = [world.pod("a"), world.pod("b")];
+    assert_eq!(world.mount_of("net", &pods[0], "pv-1", "pv-1"), Ok(()));
+    assert_eq!(world.mount_of("impatient", &pods[1], "pv-2", "pv-2"), Ok(()));
     assert_eq!(world.agent.fault("volume pv-1"), None);
 
     server.process.signal(Signal::STOP).unwrap();
-    let told = |world: &World, word: &str, part: &str| {
-        let fault = world.agent.fault("volume pv-1").unwrap_or_default();
-        let said = world.conditions("pv-1");
+    let told = |world: &World, volume: &str, word: &str, part: &str| {
+        let fault = world.agent.fault(&format!("volume {volume}")).unwrap_or_default();
+        let said = world.conditions(volume);
         let is_said = |one: &[String; 3]| {
             let [kind, reason, message] = one;
             kind == "StorageAway" && reason == word && message.contains(part)
         };
         fault.contains(&server.address) && fault.contains(part) && said.iter().any(is_said)
     };
-    world.wait_until("it to be told", |world| told(world, "Reconnecting", "reads and writes wait"));
-    world.wait_until("its end to be told", |world| told(world, "Dead", "reads and writes fail"));
+    world.wait_until("it to be told", |world| {
+        told(world, "pv-1", "Reconnecting", "reads and writes wait")
+    });
+    world.wait_until("its end to be told", |world| {
+        told(world, "pv-2", "Dead", "reads and writes fail")
+    });
     let said = world.conditions("pv-1");
     let [[_, _, message]] = said.as_slice() else { panic!("{said:?}") };
     let begin =
         format!("node n0 does not reach the volume's storage: the block server {}", server.address);
     assert!(message.starts_with(&begin), "{message}");
-    assert_eq!(world.agent.fault("volume pv-2"), None, "nobody has it");
+    assert_eq!(world.agent.fault("volume pv-3"), None, "nobody has it");
 
     server.process.signal(Signal::CONT).unwrap();
-    world.wait_until("it to be told no more", |world| {
-        world.agent.fault("volume pv-1").is_none() && world.conditions("pv-1").is_empty()
-    });
-    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+    for (pod, volume) in pods.iter().zip(["pv-1", "pv-2"]) {
+        world.wait_until("it to be told no more", |world| {
+            world.agent.fault(&format!("volume {volume}")).is_none()
+                && world.conditions(volume).is_empty()
+        });
+        assert_eq!(world.unmount(pod, volume), Ok(()));
+    }
 }
