@@ -28,11 +28,12 @@ const UPDATE_PROGRAM: &str = "/usr/local/sbin/wharf-node-update";
 const ROLES: [&str; 6] =
     ["zedagent", "nodeagent", "baseosmgr", "zedmanager", "domainmgr", "volumemgr"];
 /// What it makes by itself: the files through which the agents of a node speak, and what it keeps.
-pub const GROWN: [&str; 16] = [
+pub const GROWN: [&str; 17] = [
     "/run/wharf/AgentHealth",
     "/run/wharf/NodeWish",
     "/run/wharf/NodeJobs",
     "/run/wharf/DisruptionGuard",
+    "/run/wharf/metrics.prom",
     "/run/zedkube",
     "/run/zedagent",
     "/run/nodeagent",
