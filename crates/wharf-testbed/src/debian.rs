@@ -1,6 +1,7 @@
 //! Debian's packages, installed where we may.
 
 use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -30,8 +31,11 @@ pub fn ensure_packages(purpose: &str, missing: &[&str]) -> Result<()> {
     install(missing)
 }
 
-/// The packages of what is not there.
+/// The packages of what is not there. While somebody installs, programs are there whose packages are not
+/// set up yet; that is waited for.
 pub(crate) fn missing(needs: &[(&str, &'static str)]) -> Vec<&'static str> {
+    // Without the lock nobody installs.
+    let _settled = installing().and_then(|lock| lock.lock_shared());
     let there = |need: &str| match need.starts_with('/') {
         true => Path::new(need).exists(),
         false => find_tool(need).is_some(),
@@ -42,10 +46,15 @@ pub(crate) fn missing(needs: &[(&str, &'static str)]) -> Vec<&'static str> {
     packages
 }
 
+/// Whoever installs has its lock.
+fn installing() -> io::Result<File> {
+    File::create(std::env::temp_dir().join("wharf-packages.lock"))
+}
+
 /// Installs packages; root only.
 fn install(packages: &[&str]) -> Result<()> {
     // Tests run side by side, and apt-get refuses to. What another has installed meanwhile is no work.
-    let alone = File::create(std::env::temp_dir().join("wharf-packages.lock"))?;
+    let alone = installing()?;
     alone.lock()?;
     let log = tempfile::NamedTempFile::new()?;
     let apt_get = |arguments: &[&str]| {
