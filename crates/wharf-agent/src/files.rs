@@ -16,7 +16,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -46,8 +46,8 @@ use owed::{Owed, Word};
 /// Folders and files are for everybody to read, but for those with a secret in them.
 const MODE: u32 = 0o644;
 const SECRET_MODE: u32 = 0o600;
-/// These hold a token in clear text.
-const SECRET: &[&str] = &["EdgeNodeClusterStatus"];
+/// These hold a token or a password (`VncPasswd`) in clear text.
+const SECRET: &[&str] = &["EdgeNodeClusterStatus", "AppInstanceConfig"];
 /// A UUID has 36 characters; a file name may have 255 bytes.
 const LONGEST_KEY: usize = 200;
 
@@ -297,9 +297,12 @@ impl Files {
     }
 }
 
-/// Whether it was written: what is there may say the same.
+/// Whether it was written: what is there may say the same. An earlier version may have written it for
+/// more people than should read it.
 fn write(path: &Path, word: &Word) -> io::Result<bool> {
-    if let Word::Content { bytes, .. } = word
+    let modes = |found: fs::Metadata| found.permissions().mode() & 0o777;
+    if let Word::Content { bytes, mode, .. } = word
+        && fs::metadata(path).is_ok_and(|found| modes(found) & !mode == 0)
         && read_bytes(path).is_ok_and(|there| there == *bytes)
     {
         return Ok(false);

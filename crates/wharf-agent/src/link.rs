@@ -114,6 +114,7 @@ pub async fn run(context: Context, reporter: Reporter, tracker: Tracker) -> Ende
         publisher,
         saved,
         standing,
+        owed_identity: None,
     };
     let stopped = async {
         stop.cancelled().await;
@@ -136,6 +137,8 @@ struct Link {
     saved: Saved,
     servers: Servers,
     standing: watch::Sender<Standing>,
+    /// A new certificate with its key that could not be kept yet.
+    owed_identity: Option<String>,
 }
 
 impl Link {

@@ -202,6 +202,7 @@ fn apps(known: &Subscription<AppInstanceConfig>) -> Vec<App> {
         uuid: uuid.clone(),
         kube_name: app_name(&app.display_name, uuid),
         designated: app.is_designated_node_id,
+        silent: app.disable_logs,
     };
     known.iter().map(app).collect()
 }

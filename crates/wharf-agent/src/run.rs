@@ -81,11 +81,14 @@ async fn open(
 fn start(context: Context) -> Tasks {
     let config = context.config.clone();
     let files = context.files.clone();
+    // What the guard said to an agent before this one holds no more, and the gate must not see it. What
+    // cannot be removed is a fault of the task `files`.
+    let _ = files.unpublish::<DisruptionGuard>(health::AGENT, GLOBAL);
     let mut tasks = Tasks::new(context);
     let keeper = kube::Keeper::new(&config);
     let kube = keeper.as_ref().map(kube::Keeper::kube);
     let reader = kube.as_ref().map(|kube| kube.reader.clone());
-    let tracker = Tracker::new(config.clone(), files.clone(), reader);
+    let tracker = Tracker::new(config.clone(), files, reader);
     if let Some(keeper) = keeper {
         drain::start(&mut tasks, &config, keeper.kube(), Orders::default());
         let kube = keeper.kube();
@@ -107,10 +110,6 @@ fn start(context: Context) -> Tasks {
     }
     if config.server.is_some() {
         tasks.start("link", move |context, reporter| link::run(context, reporter, tracker.clone()));
-    } else {
-        // An agent that was linked may have left it: nobody is asked any more. What cannot be removed is
-        // a fault of the task `files`.
-        let _ = files.unpublish::<DisruptionGuard>(health::AGENT, GLOBAL);
     }
     tasks
 }

@@ -11,11 +11,13 @@
 //!
 //! Assumptions: nobody else mounts below our own directory, and the agent sees kubelet's mounts.
 
+mod calls;
 mod claim;
 mod cleanup;
 pub mod csi;
 mod driver;
 mod elected;
+mod growth;
 mod guard;
 mod journals;
 mod kernel;
@@ -68,13 +70,18 @@ pub struct Volumes {
     reader: watch::Receiver<Option<Cluster>>,
     /// The lease that is held, or was held last.
     tenure: watch::Receiver<Option<Tenure>>,
+    calls: calls::Calls,
     /// One at a time works on a volume.
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// The leases of other nodes as last seen: tenure and stamp, and since when they are so.
     sightings: Mutex<BTreeMap<String, (u64, Timestamp, Instant)>>,
     /// Steps that did not come back in time, by volume.
     stuck: Mutex<HashMap<String, Vec<limits::Stuck>>>,
+    /// Since when the devices of volumes do not answer.
+    silent: Mutex<HashMap<String, tokio::time::Instant>>,
     hints: storage::Hints,
+    /// How large volumes were after they were last made larger.
+    grown: Mutex<HashMap<String, growth::Sizes>>,
     unanswered: tidy::Unanswered,
     stranded: stranded::Stranded,
     /// The node's own identity.
@@ -151,10 +158,13 @@ impl Shared {
             journals: Journals::open(&self.places)?,
             reader: self.reader.clone(),
             tenure: self.tenure.clone(),
+            calls: calls::Calls::default(),
             locks: Mutex::default(),
             sightings: Mutex::default(),
             stuck: Mutex::default(),
+            silent: Mutex::default(),
             hints: storage::Hints::default(),
+            grown: Mutex::default(),
             unanswered: tidy::Unanswered::default(),
             stranded: stranded::Stranded::open(&self.places)?,
             node_identity: self.node_identity.clone(),

@@ -293,14 +293,27 @@ fn who_plays_other_agents_tells_of_domains_and_volumes_in_their_names() {
     let trouble = json!("container main: ImagePullBackOff");
     let domain = wait_for_field(&agent, &domain_file, "Error", &trouble);
     assert_eq!((&domain["State"], &domain["Activated"]), (&json!(122), &json!(false)));
-    phase(&server, "web-aaaaa-1", &running());
-    let domain = wait_for_field(&agent, &domain_file, "State", &json!(115));
+    // A pod whose container crashes over and over counts as running.
+    let mut crashing = waiting.clone();
+    crashing["phase"] = json!("Running");
+    crashing["containerStatuses"][0]["state"]["waiting"]["reason"] = json!("CrashLoopBackOff");
+    phase(&server, "web-aaaaa-1", &crashing);
+    let trouble = json!("container main: CrashLoopBackOff");
+    for file in [&domain_file, &app_file] {
+        let told = wait_for_field(&agent, file, "Error", &trouble);
+        assert_eq!(told["State"], json!(115), "{told}");
+    }
+    let mut well = running();
+    well["containerStatuses"] = waiting["containerStatuses"].clone();
+    well["containerStatuses"][0]["state"] = json!({ "running": {} });
+    phase(&server, "web-aaaaa-1", &well);
+    let domain = wait_for_field(&agent, &domain_file, "Error", &json!(""));
     let expected = [
+        ("State", json!(115)),
         ("Activated", json!(true)),
         ("DomainName", json!("web-aaaaa-1")),
         ("NodeName", json!("n1")),
         ("BootTime", json!("2026-01-02T03:04:05Z")),
-        ("Error", json!("")),
         ("ErrorTime", json!("0001-01-01T00:00:00Z")),
     ];
     for (field, value) in expected {

@@ -126,14 +126,24 @@ async fn what_is_published_is_written_once_and_read_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn secrets_are_for_their_owner_and_what_lasts_has_a_place_of_its_own() {
     let world = World::new();
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     world.files.publish("zedkube", GLOBAL, &EdgeNodeClusterStatus::default()).unwrap();
     let secret = world.folder("zedkube", "EdgeNodeClusterStatus").join("global.json");
-    assert_eq!(fs::metadata(secret).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(mode(&secret), 0o600);
+    let app = AppInstanceConfig::default();
+    world.files.publish("zedagent", "a", &app).unwrap();
+    let secret = world.folder("zedagent", "AppInstanceConfig").join("a.json");
+    assert_eq!(mode(&secret), 0o600, "a password may be in it");
+    // As a version before this one wrote it.
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(world.files.publish("zedagent", "a", &app).unwrap());
+    assert_eq!(mode(&secret), 0o600);
+    assert!(!world.files.publish("zedagent", "a", &app).unwrap(), "it says the same");
     let info = EdgeNodeInfo { device_name: "n1".to_owned(), ..EdgeNodeInfo::default() };
     let lasting = world.files.persistent();
     lasting.publish("zedagent", GLOBAL, &info).unwrap();
     let path = world.dir.path().join("persist/status/zedagent/EdgeNodeInfo/global.json");
-    assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o644);
+    assert_eq!(mode(&path), 0o644);
     assert_eq!(lasting.read("zedagent", GLOBAL).unwrap(), Some(info));
     assert_eq!(world.files.read::<EdgeNodeInfo>("zedagent", GLOBAL).unwrap(), None);
 }

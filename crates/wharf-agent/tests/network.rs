@@ -23,6 +23,8 @@ const AGENT: &str = "/usr/local/bin/node_agent";
 const PLUGINS: &str = "/opt/cni";
 /// A port of each host that leads to its pod.
 const HOST_PORT: u16 = 8080;
+/// An address of the range of Services.
+const SERVICE: &str = "10.43.0.10";
 /// Much more than one packet, to find packets that are too large.
 const BLOB_BYTES: usize = 300_000;
 
@@ -165,6 +167,42 @@ impl<'a> Node<'a> {
             .unwrap_or_else(|error| panic!("{error:#}\n{}", self.state()));
     }
 
+    /// What kube-proxy does on this node for a Service with one pod: packets of the node itself get the
+    /// pod's address on their way out, and that of the device through which they leave.
+    fn set_service(&self, pod: Ipv4Addr) {
+        let rules = format!(
+            "table ip proxy {{
+                chain output {{
+                    type nat hook output priority -100;
+                    ip daddr {SERVICE} meta mark set 0x4000 dnat to {pod}
+                }}
+                chain postrouting {{
+                    type nat hook postrouting priority 100;
+                    meta mark 0x4000 masquerade
+                }}
+            }}"
+        );
+        fs::write(self.host.root().join("etc/service.nft"), rules).unwrap();
+        sh(self.host, "nft delete table ip proxy 2>/dev/null; nft -f /etc/service.nft");
+    }
+
+    /// The node itself reaches the Service; its pod sees the node at this address.
+    fn reaches_service_as(&self, seen: Ipv4Addr) {
+        let ask = format!("timeout 3 socat -u TCP:{SERVICE}:80,connect-timeout=2 - || true");
+        wait_for("the node to reach the Service", SOON, || {
+            Ok((sh(self.host, &ask) == seen.to_string()).then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", self.state()));
+        let fetch = format!("timeout 20 socat -u TCP:{SERVICE}:81,connect-timeout=5 - | wc -c");
+        assert_eq!(sh(self.host, &fetch), BLOB_BYTES.to_string());
+    }
+
+    /// The agent's route to Services, as `ip route` shows it.
+    fn service_route(&self) -> String {
+        let range = self.file.service_cidr;
+        format!("{range} dev host0 scope link src {} metric", self.host.address())
+    }
+
     /// For the message of a failure.
     fn state(&self) -> String {
         let look = "hostname; ip -d addr; ip route; ip neigh; bridge fdb show dev wharf-vx; \
@@ -225,6 +263,7 @@ fn pods_reach_each_other_and_what_others_remove_comes_back() {
 
     removed_comes_back(a, &direct);
     a.reaches(b);
+    services_are_reached_by_whatever_route_there_is(a, b);
 
     mode_changes_while_pods_run(&mut nodes);
     a_peer_leaves(&mut nodes);
@@ -238,7 +277,9 @@ fn removed_comes_back(a: &Node<'_>, direct: &str) {
     sh(a.host, "ip route flush proto 117 && nft delete table ip wharf");
     assert_eq!(a.routes(), "");
     sh(a.host, "systemctl kill -s CONT wharf-agent");
-    a.wait_for_routes("the route to come back", |routes| routes.contains(direct));
+    a.wait_for_routes("the routes to come back", |routes| {
+        routes.contains(direct) && routes.contains(&a.service_route())
+    });
     let table = wait_for("the table to come back", SOON, || {
         let tables = sh(a.host, "nft list ruleset");
         Ok(tables.contains("table ip wharf").then_some(tables))
@@ -263,6 +304,28 @@ fn assert_settled(node: &Node<'_>) {
     assert!(matches!(changes[..], [one] if one.contains("hide")), "{log}");
 }
 
+/// These hosts have no default route. One that comes is used, and when it goes, ours is there again.
+fn services_are_reached_by_whatever_route_there_is(a: &Node<'_>, b: &Node<'_>) {
+    a.set_service(b.pod);
+    a.wait_for_routes("the route to Services", |routes| routes.contains(&a.service_route()));
+    a.reaches_service_as(a.host.address());
+    let ours = a.file.service_cidr.to_string();
+    for way in ["default", &ours] {
+        let other = format!("{way} via {}", b.host.address());
+        sh(a.host, &format!("ip route add {other}"));
+        a.wait_for_routes("the route to Services to go", |routes| !routes.contains(&ours));
+        a.reaches_service_as(a.host.address());
+        sh(a.host, &format!("ip route delete {other}"));
+        a.wait_for_routes("it to come back", |routes| routes.contains(&a.service_route()));
+    }
+    a.reaches_service_as(a.host.address());
+    // One that refuses is no way.
+    sh(a.host, "ip route add unreachable default");
+    assert_settled(a);
+    a.reaches_service_as(a.host.address());
+    sh(a.host, "ip route delete unreachable default");
+}
+
 fn mode_changes_while_pods_run(nodes: &mut [Node<'_>; 2]) {
     introduce(nodes, NetworkMode::Vxlan);
     let [a, b] = &*nodes;
@@ -273,6 +336,8 @@ fn mode_changes_while_pods_run(nodes: &mut [Node<'_>; 2]) {
     b.reaches(a);
     let from_node = format!("timeout 3 socat -u TCP:{}:80 -", b.pod);
     assert_eq!(sh(a.host, &from_node), a.file.node.pod_cidr.network().to_string());
+    // To Services as well, although the way to them begins elsewhere.
+    a.reaches_service_as(a.file.node.pod_cidr.network());
     // Whatever happens to the device, it is there again.
     sh(a.host, "ip link delete wharf-vx");
     a.reaches(b);
@@ -317,7 +382,8 @@ fn a_peer_behind_the_tunnel_leaves(node: &mut Node<'_>) {
 fn a_peer_leaves(nodes: &mut [Node<'_>; 2]) {
     let [a, b] = nodes;
     a.set(NetworkMode::Routed, &[]);
-    a.wait_for_routes("the route to go", str::is_empty);
+    let pods = b.file.node.pod_cidr.to_string();
+    a.wait_for_routes("the route to go", |routes| !routes.contains(&pods));
     assert_eq!(b.seen_by(a.pod), None);
     introduce(nodes, NetworkMode::None);
     for node in &*nodes {
@@ -357,6 +423,8 @@ fn pods_reach_each_other_across_two_bridges_through_the_tunnel() {
     a.reaches(b);
     b.reaches(a);
     assert!(a.routes().contains("dev wharf-vx onlink"), "{}", a.routes());
+    a.set_service(b.pod);
+    a.reaches_service_as(a.file.node.pod_cidr.network());
     // It is the router that carries it, and nothing else.
     sh(router, "sysctl -qw net.ipv4.ip_forward=0");
     assert_eq!(a.seen_by(b.pod), None);

@@ -2,25 +2,37 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "volumes/anew.rs"]
+mod anew;
 #[path = "volumes/claims.rs"]
 mod claims;
 mod common;
 #[path = "volumes/crash.rs"]
 mod crash;
+#[path = "volumes/crowd.rs"]
+mod crowd;
 #[path = "volumes/csi.rs"]
 mod csi;
 #[path = "volumes/deletion.rs"]
 mod deletion;
 #[path = "volumes/door.rs"]
 mod door;
+#[path = "volumes/ends.rs"]
+mod ends;
 #[path = "volumes/guard.rs"]
 mod guard;
 #[path = "volumes/hung.rs"]
 mod hung;
+#[path = "volumes/leftover.rs"]
+mod leftover;
 #[path = "volumes/nodes.rs"]
 mod nodes;
+#[path = "volumes/owners.rs"]
+mod owners;
 #[path = "volumes/proxy.rs"]
 mod proxy;
+#[path = "volumes/sizes.rs"]
+mod sizes;
 #[path = "volumes/wire.rs"]
 mod wire;
 #[path = "volumes/world.rs"]

@@ -102,9 +102,9 @@ pub struct NodeConfig {
     pub cluster: Option<EdgeNodeClusterConfig>,
     pub apps: Vec<AppInstanceConfig>,
     pub volumes: Vec<VolumeConfig>,
-    /// The last reboot or shutdown that was wanted.
+    /// The reboot or shutdown that is wanted, or the last one that was called off.
     pub device: Option<NodeWish>,
-    /// The last update.
+    /// The same for an update.
     pub update: Option<NodeWish>,
     pub guard: Guard,
 }

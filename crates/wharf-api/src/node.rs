@@ -95,6 +95,9 @@ pub struct NodeOperation {
     pub reason: Option<String>,
     /// Whether it waits for a drain; not in a cluster that is too small for it.
     pub deferred: bool,
+    /// Why it waits for none, a sentence; absent as well while the node has not said whether it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_deferred: Option<String>,
     /// How far the drain is, by the name that the agent gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_status: Option<String>,

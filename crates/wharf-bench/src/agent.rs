@@ -5,6 +5,7 @@
 
 mod balancer;
 mod cluster;
+mod connections;
 mod program;
 mod size;
 mod tracker;
@@ -18,6 +19,7 @@ use crate::{Output, report::Report};
 use cluster::World;
 
 pub use balancer::{Calls, Hold, work_calls, work_hold};
+pub use connections::{Connections, work as work_connections};
 
 #[derive(Debug, clap::Args)]
 pub struct AgentArgs {
@@ -50,6 +52,8 @@ enum Part {
     Size,
     /// API calls through the balancer, and many connections
     Balancer,
+    /// Many connections where the kernel allows the files for them
+    Connections,
 }
 
 pub fn run(args: &AgentArgs) -> Result<()> {
@@ -61,6 +65,9 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     }
     if wanted(Part::Tracker) {
         tracker::run(&args.agent, &mut report)?;
+    }
+    if wanted(Part::Connections) {
+        connections::run(&args.agent, args.connections, &mut report)?;
     }
     if wanted(Part::Size) || wanted(Part::Balancer) {
         let world = World::start(&args.output.wharf, &args.agent)?;

@@ -44,6 +44,8 @@ pub enum Worker {
     AgentCalls(agent::Calls),
     /// Many connections through a node's balancer
     AgentHold(agent::Hold),
+    /// Many connections through the balancer of an agent that is started for them
+    AgentConnections(agent::Connections),
 }
 
 #[derive(Debug, clap::Args)]
@@ -73,6 +75,7 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::Drain(args) => return drain::work(args),
         Worker::AgentCalls(args) => return agent::work_calls(args),
         Worker::AgentHold(args) => return agent::work_hold(args),
+        Worker::AgentConnections(args) => return agent::work_connections(args),
         Worker::Writes(_) | Worker::Synced { .. } | Worker::Reads(_) | Worker::Watch(_) => {}
     }
     let runtime = drive::runtime()?;
@@ -81,7 +84,8 @@ pub fn run(worker: &Worker) -> Result<()> {
         Worker::Certificates(_)
         | Worker::Drain(_)
         | Worker::AgentCalls(_)
-        | Worker::AgentHold(_) => {}
+        | Worker::AgentHold(_)
+        | Worker::AgentConnections(_) => {}
         Worker::Writes(load) => print(&runtime.block_on(writes::run(load))?)?,
         Worker::Synced { dir, commits } => {
             print(&runtime.block_on(writes::synced(dir, *commits))?)?;

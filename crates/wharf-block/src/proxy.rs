@@ -84,9 +84,9 @@ impl Error {
     }
 }
 
-/// Which volume, and how.
+/// Which volume, and how. Processes of another version read it while the program is replaced: what they do not
+/// know they pass over, and what is added later needs a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Options {
     /// The block server, `HOST:PORT`.
     pub address: String,

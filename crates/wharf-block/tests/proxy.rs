@@ -61,7 +61,11 @@ impl Proxied {
     }
 
     fn start(&self) -> Result<proxy::Started, Error> {
-        proxy::start(&program(), &self.run_dir(), &self.options)
+        self.start_by(&program())
+    }
+
+    fn start_by(&self, program: &Program) -> Result<proxy::Started, Error> {
+        proxy::start(program, &self.run_dir(), &self.options)
     }
 
     fn observe(&self) -> Observed {
@@ -145,6 +149,56 @@ fn workers_that_are_killed_cost_no_error_and_no_byte() {
     assert_verified(fio);
     assert_eq!(proxied.observe().starts, kills + 1);
     assert_eq!(proxied.health(), Some(Health::Serving));
+}
+
+/// As an upgrade does it, and what another version may have written.
+#[test]
+fn a_program_that_is_replaced_under_a_writer_costs_no_error_and_unknown_options_are_passed_over() {
+    let server = BlockServer::start();
+    let image = server.create("one", 64 * MIB);
+    let proxied = Proxied::new(&server, &image, 1, Duration::from_secs(30));
+    let copy = TempDir::new().unwrap();
+    let installed = copy.path().join("wharf-block");
+    fs::copy(program().path, &installed).unwrap();
+    proxied.start_by(&Program { path: installed.clone(), arguments: Vec::new() }).unwrap();
+    let attached = proxied.attach();
+    let mut fio = fio(&attached.0.path, 10);
+    let fresh = copy.path().join("fresh");
+    fs::copy(program().path, &fresh).unwrap();
+    fs::rename(&fresh, &installed).unwrap();
+    proxied.kill_worker();
+
+    let file = proxied.run_dir().join("options.json");
+    let text = fs::read_to_string(&file).unwrap();
+    let newer = text.replacen('{', "{\"of_a_later_version\":[1],", 1);
+    fs::write(copy.path().join("options"), newer).unwrap();
+    fs::rename(copy.path().join("options"), &file).unwrap();
+    proxied.kill_worker();
+    assert!(fio.try_wait().unwrap().is_none(), "all of it was under the writer");
+    assert_verified(fio);
+    assert_eq!(proxied.observe().options, proxied.options);
+    assert_eq!(proxied.start().unwrap().disk, proxied.disk(), "the agent after it finds it");
+}
+
+/// The kernel lets nobody do so who lacks the capability, as root of a test machine may.
+#[test]
+fn a_worker_does_not_make_the_kernel_wait_for_itself_or_says_why() {
+    const MEMALLOC_NOIO: u64 = 0x0008_0000;
+    let server = BlockServer::start();
+    let image = server.create("one", MIB);
+    let proxied = Proxied::started(&server, &image, Duration::from_secs(30));
+    let worker = proxied.observe().worker.unwrap().pid;
+    let has = rustix::thread::capabilities(None).unwrap().effective;
+    if !has.contains(rustix::thread::CapabilitySet::SYS_RESOURCE) {
+        let log = fs::read_to_string(proxied.run_dir().join("log")).unwrap();
+        assert!(log.contains("may wait for itself when memory is short"), "{log}");
+        return;
+    }
+    for thread in fs::read_dir(format!("/proc/{worker}/task")).unwrap() {
+        let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        assert_ne!(fields[6].parse::<u64>().unwrap() & MEMALLOC_NOIO, 0, "{stat}");
+    }
 }
 
 #[test]

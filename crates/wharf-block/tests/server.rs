@@ -306,8 +306,8 @@ fn images_are_made_listed_grown_and_deleted() {
     assert!(is_cut(&client.flush()));
     assert_eq!(code(control.delete(&one, 4).unwrap_err()), Code::Missing);
     assert_eq!(code(server.open(&one, 9, "a").unwrap_err()), Code::Missing);
-    assert_eq!(control.create(&one, MIB).unwrap().epoch, 4, "an old client stays shut out");
-    assert!(server.open(&one, 3, "a").unwrap_err().is_fenced());
+    assert_eq!(control.create(&one, MIB).unwrap().epoch, 5, "an old client stays shut out");
+    assert!(server.open(&one, 4, "a").unwrap_err().is_fenced());
 
     for number in 0..LIST_PAGE + 3 {
         control.create(&ImageName::new(&format!("x{number:04}")).unwrap(), 4096).unwrap();
@@ -315,6 +315,31 @@ fn images_are_made_listed_grown_and_deleted() {
     let listed = control.list().unwrap();
     assert_eq!(listed.len(), LIST_PAGE + 4);
     assert!(listed.is_sorted_by_key(|info| info.image.clone()));
+}
+
+#[test]
+fn an_image_has_one_owner_as_long_as_it_is_there() {
+    let mut server = BlockServer::start();
+    let one = server.create("one", MIB);
+    assert_eq!(server.control().epoch(&one).unwrap().owner, None);
+    server.open(&one, 1, "of a time without owners").unwrap().close();
+    let owner = |server: &BlockServer, wanted: &str| {
+        server.control().own(&one, wanted).unwrap().owner.unwrap()
+    };
+    assert_eq!(owner(&server, "pv-1"), "pv-1", "nobody had it");
+    assert_eq!(owner(&server, "pv-2"), "pv-1");
+    server.kill();
+    server.run();
+    assert_eq!(owner(&server, "pv-2"), "pv-1", "a kill changes nothing");
+    for bad in ["", "two\nlines", "a b", &"x".repeat(254)] {
+        assert_eq!(code(server.control().own(&one, bad).unwrap_err()), Code::Invalid, "{bad:?}");
+    }
+    let none = ImageName::new("none").unwrap();
+    assert_eq!(code(server.control().own(&none, "pv-1").unwrap_err()), Code::Missing);
+
+    server.control().delete(&one, 1).unwrap();
+    server.create("one", MIB);
+    assert_eq!(owner(&server, "pv-2"), "pv-2", "it is another image");
 }
 
 #[test]

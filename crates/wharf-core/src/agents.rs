@@ -55,11 +55,42 @@ impl AgentRecord {
         self.server.as_ref().is_some_and(|server| members.contains(server))
     }
 
-    /// Whether operations there wait for a drain: not in a cluster that is too small for it.
-    pub fn defers(&self) -> bool {
-        let status = self.drain.as_ref().and_then(DrainSaid::known);
-        !matches!(status, None | Some(DrainStatus::NotSupported | DrainStatus::Unknown))
+    /// Whether operations there wait for a drain.
+    pub fn deferral(&self) -> Deferral {
+        let Some(drain) = &self.drain else { return Deferral::Unknown };
+        match drain.known() {
+            None => Deferral::Unknown,
+            // The gate has something to add where somebody forced the status.
+            Some(DrainStatus::NotSupported) if drain.reason.is_empty() => {
+                Deferral::Goes("the cluster is too small to drain to".to_owned())
+            }
+            Some(status @ (DrainStatus::NotSupported | DrainStatus::Unknown)) => {
+                let colon = if drain.reason.is_empty() { "" } else { ": " };
+                let (name, reason) = (status.name(), &drain.reason);
+                Deferral::Goes(format!("of drains the node says {name}{colon}{reason}"))
+            }
+            Some(
+                DrainStatus::NotRequested
+                | DrainStatus::Requested
+                | DrainStatus::Starting
+                | DrainStatus::Cordoned
+                | DrainStatus::FailedCordon
+                | DrainStatus::DrainRetrying
+                | DrainStatus::FailedDrain
+                | DrainStatus::Complete,
+            ) => Deferral::Waits,
+        }
     }
+}
+
+/// Whether operations on a node wait until it is drained.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Deferral {
+    Waits,
+    /// They go at once. The sentence says why.
+    Goes(String),
+    /// The node has not said.
+    Unknown,
 }
 
 /// The servers among these that hold a link to one of the agents, each once.
@@ -89,6 +120,8 @@ impl DrainSaid {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct JobSaid {
     pub id: String,
+    #[serde(default)]
+    pub kind: Option<disruption::Kind>,
     pub phase: JobPhase,
     pub reason: String,
 }
@@ -137,6 +170,33 @@ impl JobPhase {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_node_that_is_alone_by_its_own_word_is_too_small_to_drain_to() {
+        let says = |status: DrainStatus, reason: &str| {
+            let (status, reason) = (status.number(), reason.to_owned());
+            let drain = Some(DrainSaid { status, reason, blocking: Vec::new() });
+            AgentRecord { drain, ..AgentRecord::default() }.deferral()
+        };
+        assert_eq!(AgentRecord::default().deferral(), Deferral::Unknown, "it has not spoken");
+        let junk = DrainSaid { status: 99, ..DrainSaid::default() };
+        let junk = AgentRecord { drain: Some(junk), ..AgentRecord::default() };
+        assert_eq!(junk.deferral(), Deferral::Unknown);
+        for status in DrainStatus::ALL {
+            let expected = match status {
+                DrainStatus::NotSupported => "the cluster is too small to drain to",
+                DrainStatus::Unknown => "of drains the node says UNKNOWN",
+                _ => {
+                    assert_eq!(says(status, "why"), Deferral::Waits, "{status:?}");
+                    continue;
+                }
+            };
+            assert_eq!(says(status, ""), Deferral::Goes(expected.to_owned()));
+        }
+        let forced = says(DrainStatus::NotSupported, "the status is given by the force file");
+        let text = "of drains the node says NOTSUPPORTED: the status is given by the force file";
+        assert_eq!(forced, Deferral::Goes(text.to_owned()));
+    }
 
     #[test]
     fn a_server_holds_links_as_long_as_it_is_a_member() {

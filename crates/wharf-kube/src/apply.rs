@@ -12,6 +12,10 @@ use crate::{
     error::{KubeError, Result},
 };
 
+mod missing;
+
+pub use missing::{Missing, Seen};
+
 /// Our name among those who own fields.
 const MANAGER: &str = "wharf";
 
@@ -162,21 +166,19 @@ impl Cluster {
                 Ok(if found { Ok(()) } else { Err(vec!["it is not".to_owned()]) })
             })
             .await?;
-            let known = self.get::<Served>(&prefix(group)).await?;
-            kinds.0.insert(group.clone(), known.map(|known| known.resources).unwrap_or_default());
+            self.learn(group, kinds).await?;
             kind = kinds.find(group, &object.kind);
         }
-        let Some(kind) = kind else { return Err(object.fault("its kind is not known")) };
-        let (prefix, plural, name) = (prefix(group), &kind.name, &object.name);
-        if object.confined && !kind.namespaced {
-            return Err(object.fault("its kind belongs to no namespace"));
-        }
-        Ok(if kind.namespaced {
-            let namespace = object.namespace.as_deref().unwrap_or("default");
-            format!("{prefix}/namespaces/{namespace}/{plural}/{name}")
-        } else {
-            format!("{prefix}/{plural}/{name}")
-        })
+        let place = object.place(kind)?;
+        Ok(format!("{place}/{}", object.name))
+    }
+
+    /// Asks the API server for the kinds of a group.
+    async fn learn(&self, group: &str, kinds: &mut Kinds) -> Result<()> {
+        let known = self.get::<Served>(&prefix(group)).await?;
+        let resources = known.map(|known| known.resources).unwrap_or_default();
+        kinds.0.insert(group.to_owned(), resources);
+        Ok(())
     }
 }
 
@@ -287,6 +289,21 @@ impl Object {
         }
         self.confined = true;
         Ok(())
+    }
+
+    /// Where objects of its kind live.
+    fn place(&self, kind: Option<Resource>) -> Result<String> {
+        let Some(kind) = kind else { return Err(self.fault("its kind is not known")) };
+        let (prefix, plural) = (prefix(&self.api_version), &kind.name);
+        if self.confined && !kind.namespaced {
+            return Err(self.fault("its kind belongs to no namespace"));
+        }
+        Ok(if kind.namespaced {
+            let namespace = self.namespace.as_deref().unwrap_or("default");
+            format!("{prefix}/namespaces/{namespace}/{plural}")
+        } else {
+            format!("{prefix}/{plural}")
+        })
     }
 
     fn fault(&self, reason: &str) -> KubeError {

@@ -237,12 +237,32 @@ impl Cluster {
         &self,
         path: &str,
         selection: ListParams,
+        take: impl FnMut(T),
+    ) -> Result<String> {
+        self.list_pages(path, selection, kube::core::Request::list, take).await
+    }
+
+    /// The same, with nothing of each item but its metadata.
+    pub(crate) async fn list_each_metadata<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        selection: ListParams,
+        take: impl FnMut(T),
+    ) -> Result<String> {
+        self.list_pages(path, selection, kube::core::Request::list_metadata, take).await
+    }
+
+    async fn list_pages<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        selection: ListParams,
+        ask: impl Fn(&kube::core::Request, &ListParams) -> Asked,
         mut take: impl FnMut(T),
     ) -> Result<String> {
         let mut params = selection.limit(PAGE);
         let what = || format!("list {path}");
         for _ in 0..MOST_PAGES {
-            let request = kube::core::Request::new(path).list(&params);
+            let request = ask(&kube::core::Request::new(path), &params);
             let request =
                 request.map_err(|error| KubeError::of(what(), kube::Error::BuildRequest(error)))?;
             let page: Page<T> = self.call(what(), self.client.request(request)).await?;
@@ -303,6 +323,9 @@ impl Cluster {
         }
     }
 }
+
+/// A request for a page of a list.
+type Asked = std::result::Result<Request<Vec<u8>>, kube::core::request::Error>;
 
 /// A whole object, or options.
 pub(crate) const JSON: &str = "application/json";

@@ -44,7 +44,7 @@ mod workload;
 pub use addresses::NodeAddress;
 pub use agent_pods::{DaemonPod, DaemonSetSeen, IssuedToken};
 pub use app_pods::{AppPod, AppPods};
-pub use apply::{Applied, check_confined};
+pub use apply::{Applied, Missing, Seen, check_confined};
 pub use attachments::DefinitionSeen;
 pub use clock::Clock;
 pub use cluster::{Cluster, Probe};

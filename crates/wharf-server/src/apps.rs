@@ -140,11 +140,13 @@ pub async fn update(
         let given = spec.config.uuid_and_version.uuid;
         if !given.is_nil() && given.to_string() != old.value.uuid {
             let field = "config.UUIDandVersion.UUID";
-            return Err(ApiError::field(field, ErrorCode::InvalidOption, "it cannot be changed"));
+            let message = "the UUID of an application cannot be changed";
+            return Err(ApiError::field(field, ErrorCode::InvalidOption, message));
         }
         // Its name in the cluster is made of it, and with another one nothing would be found again.
         if spec.name != old.value.name {
-            return Err(ApiError::field("name", ErrorCode::InvalidOption, "it cannot be changed"));
+            let message = "the name of an application cannot be changed";
+            return Err(ApiError::field("name", ErrorCode::InvalidOption, message));
         }
         let now = Timestamp::now();
         let record = AppRecord {

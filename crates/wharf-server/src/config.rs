@@ -81,11 +81,19 @@ pub struct Agents {
     pub addresses: Vec<String>,
     /// Agents that may be linked at once.
     pub connections: usize,
+    /// How often it is looked whether a linked agent needs a new certificate.
+    pub renew_seconds: u64,
 }
 
 impl Default for Agents {
     fn default() -> Self {
-        Self { listen: String::new(), addresses: Vec::new(), connections: 10_000 }
+        Self {
+            listen: String::new(),
+            addresses: Vec::new(),
+            connections: 10_000,
+            // Certificates near their end slowly.
+            renew_seconds: 3600,
+        }
     }
 }
 
@@ -303,6 +311,9 @@ impl Config {
         {
             let reason = format!("request_seconds and header_seconds are from 1 to {DAY_SECONDS}");
             return bad("limits", &reason);
+        }
+        if !seconds.contains(&self.agents.renew_seconds) {
+            return bad("agents.renew_seconds", &format!("must be from 1 to {DAY_SECONDS}"));
         }
         if self.data_dir.as_os_str().is_empty() {
             return bad("data_dir", "must not be empty");
@@ -587,6 +598,8 @@ mod tests {
             ("listen = 'nowhere'", "listen"),
             ("[limits]\nbody_bytes = 'much'", "limits.body_bytes"),
             ("[limits]\nbody_bytes = 0", "limits.body_bytes"),
+            ("[agents]\nrenew_seconds = 0", "agents.renew_seconds"),
+            ("[agents]\nrenew_seconds = 90000", "agents.renew_seconds"),
             ("http = true\nlisten = '0.0.0.0:80'", "http"),
             ("[tls]\ncert_file = '/c'", "tls"),
             ("store = 'redis://x'", "store"),

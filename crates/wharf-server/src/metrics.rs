@@ -44,6 +44,7 @@ pub struct Metrics {
     repair_seconds: Family<RepairLabels, Histogram>,
     pub connections: Gauge,
     pub connections_refused: Counter,
+    pub agent_renewals_failed: Counter,
     pub event_streams: Gauge,
     pub events_lost: Counter,
     pub logins_refused: Counter,
@@ -74,6 +75,7 @@ impl Metrics {
             }),
             connections: Gauge::default(),
             connections_refused: Counter::default(),
+            agent_renewals_failed: Counter::default(),
             event_streams: Gauge::default(),
             events_lost: Counter::default(),
             logins_refused: Counter::default(),
@@ -132,6 +134,11 @@ impl Metrics {
             "start_time_seconds",
             "When this server started, in seconds since 1970",
             metrics.start_time.clone(),
+        );
+        registry.register(
+            "agent_renewals_failed",
+            "Times that it could not be found out whether an agent needs a new certificate",
+            metrics.agent_renewals_failed.clone(),
         );
         metrics.register_drains(&mut registry);
         Self { registry, ..metrics }

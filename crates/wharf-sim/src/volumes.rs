@@ -2,8 +2,9 @@
 //! one storage.
 //!
 //! What is checked is what the storage sees: of the writes that it takes, none is of an older grant
-//! than one before it, and no grant is used by two nodes. At the end, when all is well again and all
-//! pods are gone, nothing may be left on any machine or in the API server.
+//! than one before it, and no grant is used by two nodes. When all is well again, the newest pod of each
+//! volume must be able to write; and at the end, when all pods are gone, nothing may be left on any
+//! machine or in the API server.
 //!
 //! A machine that is stopped as a whole and goes on later is simulated only for storage that refuses
 //! old clients: for the other kind nothing can help, and the documentation says so. One that loses its
@@ -39,10 +40,12 @@ pub enum Plant {
     UnverifiedCut,
     /// What could not be cut off when the lease ends is left to itself.
     NoForcing,
+    /// A lease that was renewed when its volumes were being cut off goes on, and nobody looks at them.
+    LateRenewal,
 }
 
 impl Plant {
-    pub const ALL: [Plant; 7] = [
+    pub const ALL: [Plant; 8] = [
         Plant::IgnoreLeases,
         Plant::GiveUpFirst,
         Plant::GrantByName,
@@ -50,6 +53,7 @@ impl Plant {
         Plant::NoTidying,
         Plant::UnverifiedCut,
         Plant::NoForcing,
+        Plant::LateRenewal,
     ];
 }
 

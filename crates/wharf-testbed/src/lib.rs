@@ -4,7 +4,7 @@
 //! over a shared base root, and behaves like a machine one owns: it reboots with a new boot id,
 //! loses its power, and its network can be cut. [`TestBed::start`] is the place to start reading;
 //! [`process`], [`etcd`], [`ceph`], [`apiserver`], [`kinds`] and [`kwok`] hold what
-//! tests of single processes need.
+//! tests of single processes need; a [`guest`] is a machine with another kernel.
 //!
 //! **Invariant:** whatever a bed makes on the machine is named by the bed's state file before it
 //! is made, so that `remove` can undo a bed whose maker was killed at any moment.
@@ -16,6 +16,7 @@
 //! runtime for them.
 
 pub mod apiserver;
+pub mod balancer;
 mod base;
 mod bed;
 mod bundle;
@@ -26,6 +27,7 @@ pub mod debian;
 pub mod devices;
 pub mod disk;
 pub mod etcd;
+pub mod guest;
 mod host;
 mod kernel;
 pub mod kinds;

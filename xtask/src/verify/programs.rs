@@ -20,6 +20,8 @@ use super::{Findings, VerifyArgs, cargo};
 use crate::target_dir;
 
 const LANES: usize = 2;
+/// In the names of unit tests that boot a machine.
+const IN_A_GUEST: &str = "in_a_guest::";
 
 /// A test program that cargo has built.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +75,9 @@ fn run_one(program: &Program, logs: &Path, args: &VerifyArgs) -> Result<Findings
     command.stdout(file.try_clone()?).stderr(file);
     if args.long {
         command.env("WHARF_LONG", "1");
+    }
+    if args.fast {
+        command.args(["--skip", IN_A_GUEST]);
     }
     let begun = Instant::now();
     let ok = command.status().with_context(|| format!("running {}", executable.display()))?;

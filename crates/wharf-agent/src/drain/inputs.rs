@@ -6,12 +6,13 @@ use std::{
     sync::Arc,
 };
 
+use tokio::time::Instant;
 use wharf_api::node_files::{
     self, DisruptionGuard, EdgeNodeClusterConfig, EdgeNodeInfo, GLOBAL, NodeDrainRequest,
     NodeDrainStatus,
 };
 use wharf_core::node::{
-    gate::{FORCE_FILES, Forced, Guard, Request, Requests, choose_force},
+    gate::{FORCE_FILES, Forced, Guard, GuardWord, Request, Requests, choose_force, decide_guard},
     names::node_name,
 };
 
@@ -36,6 +37,10 @@ pub struct Inputs {
     /// In memory, and as it outlives a reboot.
     cluster: [Subscription<EdgeNodeClusterConfig>; 2],
     guard: Subscription<DisruptionGuard>,
+    /// There is a server whose word it is.
+    server: bool,
+    /// When there last was a word of it, or this was opened.
+    heard_at: Instant,
     force: ForceFiles,
 }
 
@@ -56,22 +61,32 @@ impl Inputs {
             update: files.watch(UPDATE_AGENT),
             cluster: [files.watch(DEVICE_AGENT), files.persistent().watch(DEVICE_AGENT)],
             guard: files.watch(AGENT),
+            server: context.config.server.is_some(),
+            heard_at: Instant::now(),
             force: ForceFiles::new(&context.config.persist_dir),
         }
     }
 
     /// `None` until every file was looked at once, and while nobody knows whether anybody asks.
-    pub fn read(&self, reporter: &Reporter) -> Option<Said> {
+    pub fn read(&mut self, reporter: &Reporter) -> Option<Said> {
         let requests = self.requests(reporter)?;
-        self.guard.current()?;
-        let guard = match self.guard.get(GLOBAL) {
-            Some(Some(guard)) => to_guard(&guard),
-            Some(None) => Guard::Open,
-            None => Guard::Refuses("what the server says of it cannot be read".to_owned()),
-        };
+        let guard = self.read_guard()?;
         let clustered: Option<Vec<bool>> = self.cluster.iter().map(is_clustered).collect();
         let clustered = clustered?.contains(&true);
         Some(Said { clustered, requests, guard, force: self.force.read(reporter) })
+    }
+
+    fn read_guard(&mut self) -> Option<Guard> {
+        self.guard.current()?;
+        let word = match self.guard.get(GLOBAL) {
+            Some(Some(file)) => to_word(&file),
+            Some(None) => GuardWord::Away,
+            None => GuardWord::Refuses("what the server says of it cannot be read".to_owned()),
+        };
+        if word != GuardWord::Away {
+            self.heard_at = Instant::now();
+        }
+        Some(decide_guard(word, self.server, self.heard_at.elapsed()))
     }
 
     /// A request that cannot be read was not withdrawn. Beside one that can it changes nothing; alone
@@ -120,14 +135,11 @@ pub fn to_request(file: &NodeDrainRequest) -> Request {
     Request { at: file.requested_at.0, context: file.context.clone() }
 }
 
-/// A guard that is not reached is not waited for: budgets alone protect then.
-fn to_guard(file: &DisruptionGuard) -> Guard {
+fn to_word(file: &DisruptionGuard) -> GuardWord {
     match file {
-        DisruptionGuard { linked: true, admitted: false, reason } if reason.is_empty() => {
-            Guard::Refuses("the server has not agreed yet".to_owned())
-        }
-        DisruptionGuard { linked: true, admitted: false, reason } => Guard::Refuses(reason.clone()),
-        DisruptionGuard { .. } => Guard::Open,
+        DisruptionGuard { linked: false, .. } => GuardWord::Away,
+        DisruptionGuard { admitted: true, .. } => GuardWord::Agrees,
+        DisruptionGuard { reason, .. } => GuardWord::Refuses(reason.clone()),
     }
 }
 
@@ -196,6 +208,8 @@ pub async fn wait_for_node_name(context: &Context) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -210,12 +224,16 @@ mod tests {
     impl World {
         /// Files that are there when the agent starts.
         async fn with(files: &[(&str, &str)]) -> Self {
+            Self::configured(Config::default(), files).await
+        }
+
+        async fn configured(config: Config, files: &[(&str, &str)]) -> Self {
             let dir = tempfile::tempdir().unwrap();
             for (agent, text) in files {
                 write(dir.path(), agent, text);
             }
             let (health, stop) = (Health::new("n1"), CancellationToken::new());
-            let config = Config { persist_dir: dir.path().join("persist"), ..Config::default() };
+            let config = Config { persist_dir: dir.path().join("persist"), ..config };
             let files = Files::open(dir.path(), &config.persist_dir, &health, stop.clone());
             let config = Arc::new(config);
             let context = Context { config, files, health, stop };
@@ -230,7 +248,7 @@ mod tests {
         }
 
         /// Who is known to ask; `None` while nobody knows.
-        fn asked(&self) -> Option<[bool; 2]> {
+        fn asked(&mut self) -> Option<[bool; 2]> {
             let requests = self.inputs.read(&self.context.health.task("gate"))?.requests;
             Some([requests.device_operation.is_some(), requests.update.is_some()])
         }
@@ -261,21 +279,46 @@ mod tests {
 
     #[tokio::test]
     async fn beside_a_request_that_is_understood_another_one_keeps_nobody_waiting() {
-        let world = World::with(&[(DEVICE_AGENT, CUT), (UPDATE_AGENT, GOOD)]).await;
+        let mut world = World::with(&[(DEVICE_AGENT, CUT), (UPDATE_AGENT, GOOD)]).await;
         assert_eq!(world.asked(), Some([false, true]));
-        let nobody = World::with(&[]).await;
+        let mut nobody = World::with(&[]).await;
         assert_eq!(nobody.asked(), Some([false, false]));
     }
 
     #[test]
-    fn a_guard_that_is_not_reached_is_not_waited_for() {
-        let guard = |linked, admitted, reason: &str| {
-            to_guard(&DisruptionGuard { linked, admitted, reason: reason.to_owned() })
+    fn what_the_guard_said_holds_only_as_long_as_the_link_does() {
+        let word = |linked, admitted, reason: &str| {
+            to_word(&DisruptionGuard { linked, admitted, reason: reason.to_owned() })
         };
-        assert_eq!(guard(false, false, "n2 is out"), Guard::Open);
-        assert_eq!(guard(true, true, ""), Guard::Open);
-        assert_eq!(guard(true, false, "n2 is out"), Guard::Refuses("n2 is out".to_owned()));
-        let unasked = Guard::Refuses("the server has not agreed yet".to_owned());
-        assert_eq!(guard(true, false, ""), unasked);
+        assert_eq!(word(false, true, ""), GuardWord::Away);
+        assert_eq!(word(false, false, "n2 is out"), GuardWord::Away);
+        assert_eq!(word(true, true, ""), GuardWord::Agrees);
+        assert_eq!(word(true, false, "n2 is out"), GuardWord::Refuses("n2 is out".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn after_a_start_and_after_a_loss_the_server_is_waited_for_a_while() {
+        let config = Config { server: Some("s:1".to_owned()), ..Config::default() };
+        let mut world = World::configured(config, &[]).await;
+        let guard = |world: &mut World| world.inputs.read_guard().unwrap();
+        let long_ago = || Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+        assert_ne!(guard(&mut world), Guard::Open, "it has just begun");
+        world.inputs.heard_at = long_ago();
+        assert_eq!(guard(&mut world), Guard::Open, "nobody is there");
+
+        let files = world.context.files.clone();
+        let tell = async |world: &mut World, linked, admitted| {
+            let word = DisruptionGuard { linked, admitted, reason: String::new() };
+            files.publish(AGENT, GLOBAL, &word).unwrap();
+            while world.inputs.guard.get(GLOBAL).flatten().as_deref() != Some(&word) {
+                world.inputs.changed().await;
+            }
+        };
+        tell(&mut world, true, true).await;
+        assert_eq!(guard(&mut world), Guard::Open);
+        tell(&mut world, false, false).await;
+        assert_ne!(guard(&mut world), Guard::Open, "it was heard of a moment ago");
+        world.inputs.heard_at = long_ago();
+        assert_eq!(guard(&mut world), Guard::Open);
     }
 }

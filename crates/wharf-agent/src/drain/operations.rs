@@ -110,8 +110,8 @@ struct Operations {
     outcome: Option<Outcome>,
     commanding: Option<AbortOnDropHandle<Outcome>>,
     ordering: Option<AbortOnDropHandle<Option<Outcome>>>,
-    /// The node was told to go down, and no more was heard of that than that it may.
-    ordered: bool,
+    /// For this job the node was told to go down, and no more was heard of that than that it may.
+    ordered: Option<String>,
 }
 
 impl Operations {
@@ -140,7 +140,7 @@ impl Operations {
             outcome: None,
             commanding: None,
             ordering: None,
-            ordered: false,
+            ordered: None,
         })
     }
 
@@ -212,7 +212,9 @@ impl Operations {
                 self.outcome = outcome.unwrap_or_else(|error| {
                     Some(Outcome::LeaveFailed(format!("the order was lost: {error}")))
                 });
-                self.ordered = self.outcome.is_none();
+                if self.outcome.is_some() {
+                    self.ordered = None;
+                }
             }
             () = self.wishes.changed() => {}
             () = self.images.changed() => {}
@@ -239,7 +241,7 @@ impl Operations {
             updates: updates.collect(),
             drain: self.word(said),
             commanding: self.commanding.is_some(),
-            ordered: self.ordered,
+            ordered: self.ordered.clone(),
         }
     }
 
@@ -323,7 +325,7 @@ impl Operations {
 
     fn begin(&mut self, effect: Effect, wishes: &[Arc<NodeWish>]) {
         match effect {
-            Effect::Leave(power) => self.leave(power),
+            Effect::Leave { id, power } => self.leave(id, power),
             Effect::Command { id } => {
                 let Some(wish) = wishes.iter().find(|wish| wish.id == id) else { return };
                 let (command, image) = (self.config.update_command.clone(), self.images.path(wish));
@@ -339,10 +341,10 @@ impl Operations {
         }
     }
 
-    fn leave(&mut self, power: Power) {
-        info!(?power, "scheduleDeviceOperation: the node goes down now");
+    fn leave(&mut self, id: String, power: Power) {
+        info!(id, ?power, "scheduleDeviceOperation: the node goes down now");
         let (orders, mark) = (self.orders.clone(), self.mark.clone());
-        self.ordered = true;
+        self.ordered = Some(id);
         self.ordering = Some(AbortOnDropHandle::new(tokio::spawn(async move {
             let error = orders.give(power, &mark).await.err()?;
             Some(Outcome::LeaveFailed(chain(&error)))
@@ -357,14 +359,22 @@ async fn ended<T>(task: &mut Option<AbortOnDropHandle<T>>) -> Result<T, tokio::t
     }
 }
 
-/// Under the words that people search the log for.
-fn log_changes(before: &Journal, after: &Journal, said: &Said) {
-    let status = said.published.status.name();
-    for (word, old, new) in [
+/// The jobs that are not as they were, each with the word that people search the log for.
+fn changes<'a>(
+    before: &'a Journal,
+    after: &'a Journal,
+) -> impl Iterator<Item = (&'static str, &'a Job)> {
+    let slots = [
         ("scheduleDeviceOperation", &before.device_operation, &after.device_operation),
         ("baseOsHandleStatusUpdateUUID", &before.update, &after.update),
-    ] {
-        let (Some(job), true) = (new, old != new) else { continue };
+    ];
+    let changed = slots.into_iter().filter(|(_, old, new)| old != new);
+    changed.filter_map(|(word, _, new)| Some((word, new.as_ref()?)))
+}
+
+fn log_changes(before: &Journal, after: &Journal, said: &Said) {
+    let status = said.published.status.name();
+    for (word, job) in changes(before, after) {
         let (id, kind, phase) = (&job.id, job.kind, published::phase(&job.phase));
         info!(id, ?kind, status, "{word}: the operation is {phase}");
     }
@@ -376,11 +386,38 @@ fn log_changes(before: &Journal, after: &Journal, said: &Said) {
 }
 
 fn log_ends(before: &Journal, after: &Journal) {
-    let jobs = |journal: &Journal| [journal.device_operation.clone(), journal.update.clone()];
-    for (old, new) in jobs(before).into_iter().zip(jobs(after)) {
-        if let (true, Some(Job { id, phase: Phase::Failed { reason, .. }, .. })) = (old != new, new)
-        {
-            warn!(id, reason, "scheduleDeviceOperation: the operation failed");
+    for (word, job) in changes(before, after) {
+        if let Job { id, phase: Phase::Failed { reason, .. }, .. } = job {
+            warn!(id, reason, "{word}: the operation failed");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wharf_core::node::requester::Kind;
+
+    use super::*;
+
+    #[test]
+    fn what_becomes_of_an_update_is_logged_under_the_word_for_updates() {
+        let job = |kind, phase| Some(Job { id: "a".to_owned(), kind, phase });
+        let (at, reason) = (jiff::Timestamp::UNIX_EPOCH, "exit 1".to_owned());
+        let waiting = Phase::Preparing { request: None };
+        let before = Journal {
+            device_operation: job(Kind::Reboot, Phase::Done { at }),
+            update: job(Kind::Update, waiting.clone()),
+            ..Journal::default()
+        };
+        let words = |after: &Journal| {
+            changes(&before, after).map(|(word, _)| word.to_owned()).collect::<Vec<_>>()
+        };
+        let update = job(Kind::Update, Phase::Failed { at, reason });
+        let failed = Journal { update, ..before.clone() };
+        assert_eq!(words(&failed), ["baseOsHandleStatusUpdateUUID"]);
+        let device_operation = job(Kind::Shutdown, waiting);
+        let shutdown = Journal { device_operation, ..before.clone() };
+        assert_eq!(words(&shutdown), ["scheduleDeviceOperation"]);
+        assert_eq!(words(&before), [""; 0]);
     }
 }

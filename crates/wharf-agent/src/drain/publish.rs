@@ -152,7 +152,7 @@ impl Publisher {
             Some(Wait::Drain) if !status.blocking.is_empty() => {
                 self.reporter.fault(SUBJECT, &status.reason);
             }
-            Some(Wait::Cordon | Wait::Drain | Wait::NodeNotReady) | None => {
+            Some(Wait::Uncordon | Wait::Cordon | Wait::Drain | Wait::NodeNotReady) | None => {
                 self.reporter.clear(SUBJECT);
             }
         }

@@ -51,6 +51,15 @@ pub fn hand_over(persist_dir: &Path, wish: NodeWish) -> Result<NodeWish, WishErr
     Ok(wish)
 }
 
+/// The wishes that the agent of this machine was handed and has not removed; those that cannot be read
+/// are left out.
+pub fn handed_over(persist_dir: &Path) -> Vec<NodeWish> {
+    let folder = persist_dir.join("status").join(LOCAL).join(NodeWish::TYPE);
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let texts = files.filter_map(|entry| std::fs::read(entry.path()).ok());
+    texts.filter_map(|text| node_files::read(&text).ok()).collect()
+}
+
 /// The latest wish counts: its id comes after all that are there, also when the clock was set back.
 fn next_id(folder: &Path, now: Timestamp) -> io::Result<String> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -170,5 +179,8 @@ mod tests {
         let path = format!("status/wharf-local/NodeWish/{}.json", wish.id);
         let text = std::fs::read(dir.path().join(path)).unwrap();
         assert_eq!(node_files::read::<NodeWish>(&text).unwrap(), wish);
+        std::fs::write(dir.path().join("status/wharf-local/NodeWish/x.json"), "{").unwrap();
+        assert_eq!(handed_over(dir.path()), [wish]);
+        assert_eq!(handed_over(&dir.path().join("elsewhere")), []);
     }
 }

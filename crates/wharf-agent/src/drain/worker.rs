@@ -1,4 +1,4 @@
-//! What the gate has under way: the cordon, or the drain. One at a time.
+//! What the gate has under way: the cordon, the drain, or the end of the cordon. One at a time.
 
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -30,14 +30,13 @@ pub struct Worker {
     kube: Kube,
     node: String,
     under_way: Option<(gate::Worker, AbortOnDropHandle<Option<Outcome>>)>,
-    uncordoning: Option<AbortOnDropHandle<()>>,
     progress: watch::Sender<Progress>,
 }
 
 impl Worker {
     pub fn new(kube: Kube, node: String) -> Self {
         let progress = watch::Sender::new(Progress::default());
-        Self { kube, node, under_way: None, uncordoning: None, progress }
+        Self { kube, node, under_way: None, progress }
     }
 
     pub fn what(&self) -> gate::Worker {
@@ -54,10 +53,16 @@ impl Worker {
         let Some((what, task)) = &mut self.under_way else { return std::future::pending().await };
         let outcome = match task.await {
             Ok(outcome) => outcome,
-            Err(error) if *what == gate::Worker::Draining => {
-                Some(Outcome::DrainBroken(format!("the drain was lost: {error}")))
-            }
-            Err(error) => Some(Outcome::CordonFailed(format!("the try was lost: {error}"))),
+            Err(error) => match what {
+                gate::Worker::Draining => {
+                    Some(Outcome::DrainBroken(format!("the drain was lost: {error}")))
+                }
+                gate::Worker::Cordoning => {
+                    Some(Outcome::CordonFailed(format!("the try was lost: {error}")))
+                }
+                // The cordon is still seen, and is taken back again.
+                gate::Worker::Uncordoning | gate::Worker::Idle => None,
+            },
         };
         self.stop();
         outcome
@@ -80,13 +85,10 @@ impl Worker {
         self.begin(gate::Worker::Draining, task);
     }
 
-    /// Beside the rest: it is asked for again until it is seen.
+    /// Is not cut short by what comes next: a request that is on its way cannot be called back.
     pub fn uncordon(&mut self, eye: Eye) {
-        if self.uncordoning.as_ref().is_some_and(|task| !task.is_finished()) {
-            return;
-        }
         let task = tokio::spawn(uncordon(self.kube.clone(), self.node.clone(), eye));
-        self.uncordoning = Some(AbortOnDropHandle::new(task));
+        self.begin(gate::Worker::Uncordoning, task);
     }
 
     fn begin(&mut self, what: gate::Worker, task: tokio::task::JoinHandle<Option<Outcome>>) {
@@ -151,8 +153,8 @@ async fn drain(
     })
 }
 
-async fn uncordon(kube: Kube, node: String, mut eye: Eye) {
-    let Some(cluster) = kube.node.borrow().clone() else { return };
+async fn uncordon(kube: Kube, node: String, mut eye: Eye) -> Option<Outcome> {
+    let cluster = kube.node.borrow().clone()?;
     match cluster.uncordon(&node, CORDON_OWNER).await {
         Ok(after) => info!(node, ?after, "nodedrain-step: uncordonNode took our cordon back"),
         Err(error) => {
@@ -164,4 +166,5 @@ async fn uncordon(kube: Kube, node: String, mut eye: Eye) {
         }
     }
     eye.look().await;
+    None
 }

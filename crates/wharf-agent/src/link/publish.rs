@@ -6,7 +6,7 @@ use wharf_api::{
     link::{Guard, NodeConfig},
     node_files::{
         AppInstanceConfig, DEVICE, DisruptionGuard, EdgeNodeClusterConfig, GLOBAL, NodeFile,
-        NodeWish, UPDATE, VolumeConfig, ZedAgentStatus,
+        NodeJobs, NodeWish, UPDATE, VolumeConfig, ZedAgentStatus,
     },
 };
 use wharf_core::{install::network::NetworkFile, node::leader::ConfigGet, words::chain};
@@ -59,14 +59,26 @@ impl Publisher {
         }
         let files = &self.context.files;
         for (key, wish) in [(DEVICE, &config.device), (UPDATE, &config.update)] {
-            // One that is not there any more was not called back.
-            if let Some(wish) = wish {
-                let _ = files.publish::<NodeWish>(AGENT, key, wish);
-            }
+            let _ = match wish {
+                Some(wish) => files.publish::<NodeWish>(AGENT, key, wish),
+                None if self.is_over(key) => files.unpublish::<NodeWish>(AGENT, key),
+                // One that is not there any more was not called back.
+                None => continue,
+            };
         }
         if self.context.config.plays(Role::Zedagent) {
             self.publish_as_zedagent(config).await;
         }
+    }
+
+    /// Whether a wish that was published was carried out, or will never be. Left there, it would be begun
+    /// again by an agent that has lost its journal.
+    fn is_over(&self, key: &str) -> bool {
+        let files = &self.context.files;
+        let Ok(Some(wish)) = files.read::<NodeWish>(AGENT, key) else { return false };
+        let jobs = files.read::<NodeJobs>(AGENT, GLOBAL).ok().flatten().unwrap_or_default();
+        let mut of_it = jobs.jobs.0.iter().filter(|job| job.id == wish.id);
+        of_it.any(|job| matches!(job.phase.as_str(), "done" | "failed" | "canceled"))
     }
 
     async fn publish_as_zedagent(&mut self, config: &NodeConfig) {

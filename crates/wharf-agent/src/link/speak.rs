@@ -51,7 +51,9 @@ impl Link {
                             self.take_over(server, &config).await?;
                         }
                         Down::Credentials { certificate_pem, key_pem } => {
-                            self.keep_identity(&certificate_pem, &key_pem.0);
+                            // One file, so that certificate and key cannot fall apart.
+                            self.owed_identity = Some(format!("{certificate_pem}{}", key_pem.0));
+                            self.keep_identity();
                         }
                         Down::Trace { id, app } => {
                             let (tracker, reporter) = (self.tracker.clone(), self.reporter.clone());
@@ -73,7 +75,10 @@ impl Link {
                     }
                 }
                 Some(answer) = traces.next(), if !traces.is_empty() => wire.send(&answer).await?,
-                _ = alive.tick() => wire.send(&Up::Alive).await?,
+                _ = alive.tick() => {
+                    self.keep_identity();
+                    wire.send(&Up::Alive).await?;
+                }
             }
         }
     }
@@ -96,14 +101,15 @@ impl Link {
         Ok(())
     }
 
-    /// Keeps a new certificate for the next connection. Certificate and key are one file, so that
-    /// they cannot fall apart.
-    fn keep_identity(&self, certificate: &str, key: &str) {
+    /// Keeps a new certificate for the next connection, if there is one. The server sends it once in a
+    /// connection, which may last longer than the old one: a disk that is full now is tried again.
+    fn keep_identity(&mut self) {
+        let Some(text) = &self.owed_identity else { return };
         let path = &self.context.config.link_identity;
-        let text = format!("{certificate}{key}");
         let subject = "keeping a new certificate";
         match aside(|| files::write_durably(path, IDENTITY_MODE, text.as_bytes())) {
             Ok(()) => {
+                self.owed_identity = None;
                 self.reporter.clear(subject);
                 tracing::info!(file = %path.display(), "the link has a new certificate");
             }

@@ -97,7 +97,7 @@ impl Reader {
     }
 
     /// Looks which containers there are. Those of an application that was taken away are read as long
-    /// as they are there.
+    /// as they are there; those of one whose logs nobody wants keep their place until somebody does.
     pub fn look(&mut self, apps: &[App], now: Instant) {
         self.now = now;
         // A node without a kubelet has no folder, and no application is meant for it.
@@ -111,6 +111,9 @@ impl Reader {
             self.faults.push((root.to_string(), format!("its logs cannot be listed: {error}")));
         }
         for tail in &mut self.tails {
+            if let Some(app) = apps.iter().find(|app| app.uuid == tail.source.app) {
+                tail.silent = app.silent;
+            }
             if let Err(error) = tail.list(now) {
                 self.faults.push((tail.folder.display().to_string(), error.to_string()));
             }
@@ -201,6 +204,10 @@ impl Reader {
             }
             self.turn = (self.turn + 1) % self.tails.len();
             let Some(tail) = self.tails.get_mut(self.turn) else { break };
+            if tail.silent {
+                idle += 1;
+                continue;
+            }
             match tail.read(&mut buffer, &mut lines, self.now) {
                 Ok(true) => idle = 0,
                 Ok(false) => idle += 1,

@@ -37,6 +37,8 @@ pub struct Tail {
     pub cursor: Cursor,
     /// Since when the folder is not there any more.
     pub gone: Option<Instant>,
+    /// It is not read for now.
+    pub silent: bool,
     listed: Listed,
     /// As they were last listed.
     files: Vec<LogFile>,
@@ -66,6 +68,7 @@ impl Tail {
             folder,
             cursor,
             gone: None,
+            silent: false,
             listed: Listed::default(),
             files: Vec::new(),
             open: None,

@@ -1,6 +1,6 @@
 //! The kernel's links, routes, neighbours and forwarding entries, by netlink.
 
-use std::{collections::BTreeSet, io, net::IpAddr, net::Ipv4Addr};
+use std::{io, net::IpAddr, net::Ipv4Addr};
 
 use futures_util::{Stream, TryStreamExt};
 use ipnet::Ipv4Net;
@@ -14,14 +14,15 @@ use rtnetlink::{
             NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
         },
         route::{
-            RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType,
+            RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope,
+            RouteType,
         },
     },
 };
 use tokio::task::AbortHandle;
 use wharf_core::install::network::{
-    Interface, Mac, NetworkAction, NetworkFile, ObservedNetwork, ObservedTunnel, PodRoute,
-    ROUTE_PROTOCOL, TUNNEL, Tunnel, TunnelPeer, Way,
+    Interface, Mac, NetworkAction, NetworkFile, ObservedNetwork, ObservedTunnel, ROUTE_PROTOCOL,
+    Route, TUNNEL, Tunnel, TunnelPeer, Way,
 };
 
 use super::{NetworkError, nft::Table};
@@ -29,6 +30,10 @@ use super::{NetworkError, nft::Table};
 /// The number of our network in the tunnel, and the port that the standard gives to VXLAN.
 const VXLAN_ID: u32 = 117;
 const VXLAN_PORT: u16 = 4789;
+/// Where the kernel looks for a route after the main table.
+const DEFAULT_TABLE: u8 = 253;
+/// Of the route to Services: whoever adds another one is neither refused nor overruled.
+const LAST_METRIC: u32 = u32::MAX;
 
 /// A netlink socket for one look and what follows from it. It is opened anew each time: a socket
 /// that broke once must not keep a node without routes.
@@ -62,10 +67,12 @@ impl Kernel {
         self.interface = interface.as_ref().map(|interface| interface.index);
         let link = self.link(TUNNEL).await?;
         self.tunnel = link.as_ref().map(|link| link.header.index);
+        let routes = self.routes().await?;
         let mut observed = ObservedNetwork {
             interface,
             tunnel: link.map(|link| observe_tunnel(&link, &addresses)),
-            routes: self.routes().await?,
+            routes: routes.iter().filter_map(|route| self.our_route(route)).collect(),
+            services_routed: routes.iter().any(|route| is_others_to(route, file.service_cidr)),
             table: table.observe().await?,
             ..ObservedNetwork::default()
         };
@@ -141,35 +148,37 @@ impl Kernel {
         unless_absent(all("look at a link", request.execute()).await).map(|found| found?.pop())
     }
 
-    /// The routes with our mark.
-    async fn routes(&self) -> Result<BTreeSet<PodRoute>, NetworkError> {
+    async fn routes(&self) -> Result<Vec<RouteMessage>, NetworkError> {
         let every = RouteMessageBuilder::<Ipv4Addr>::new().build();
-        let found = all("list routes", self.netlink.route().get(every).execute()).await?;
-        Ok(found.iter().filter_map(|route| self.our_route(route)).collect())
+        all("list routes", self.netlink.route().get(every).execute()).await
     }
 
-    fn our_route(&self, route: &RouteMessage) -> Option<PodRoute> {
+    /// A route with our mark.
+    fn our_route(&self, route: &RouteMessage) -> Option<Route> {
         let header = &route.header;
-        if header.protocol != RouteProtocol::Other(ROUTE_PROTOCOL)
+        if !is_marked(route)
             || header.table != RouteHeader::RT_TABLE_MAIN
             || header.kind != RouteType::Unicast
         {
             return None;
         }
-        let mut to = Ipv4Addr::UNSPECIFIED;
-        let mut gateway = Ipv4Addr::UNSPECIFIED;
-        let mut way = Way::Elsewhere;
+        let (mut gateway, mut source, mut device) = (None, None, None);
         for attribute in &route.attributes {
             match attribute {
-                RouteAttribute::Destination(RouteAddress::Inet(address)) => to = *address,
-                RouteAttribute::Gateway(RouteAddress::Inet(address)) => gateway = *address,
-                RouteAttribute::Oif(index) if Some(*index) == self.interface => way = Way::Segment,
-                RouteAttribute::Oif(index) if Some(*index) == self.tunnel => way = Way::Tunnel,
+                RouteAttribute::Gateway(RouteAddress::Inet(address)) => gateway = Some(*address),
+                RouteAttribute::PrefSource(RouteAddress::Inet(address)) => source = Some(*address),
+                RouteAttribute::Oif(index) => device = Some(*index),
                 _ => {}
             }
         }
-        let to = Ipv4Net::new(to, header.destination_prefix_length).ok()?;
-        Some(PodRoute { to, gateway, way })
+        let through = |index: Option<u32>| device.is_some() && device == index;
+        let way = match (gateway, source) {
+            (Some(gateway), _) if through(self.interface) => Way::Segment(gateway),
+            (Some(gateway), _) if through(self.tunnel) => Way::Tunnel(gateway),
+            (None, Some(source)) if through(self.interface) => Way::Services(source),
+            _ => Way::Elsewhere,
+        };
+        Some(Route { to: destination(route)?, way })
     }
 
     /// The lasting entries of a device: neighbours, or with the family of bridges its forwarding
@@ -207,7 +216,8 @@ impl Kernel {
                 return raised.map_err(failed(&what));
             }
             NetworkAction::RemoveRoute(route) => {
-                self.netlink.route().del(route_message(route).build()).execute().await
+                let any = route_message(route).scope(RouteScope::NoWhere);
+                self.netlink.route().del(any.build()).execute().await
             }
             NetworkAction::SetRoute(route) => return self.set_route(route, &what).await,
             NetworkAction::SetNeighbour(peer) => return self.set_neighbour(peer, &what).await,
@@ -246,14 +256,21 @@ impl Kernel {
         address.execute().await.map_err(failed(what))
     }
 
-    async fn set_route(&self, route: &PodRoute, what: &str) -> Result<(), NetworkError> {
-        let message = route_message(route).gateway(route.gateway);
+    async fn set_route(&self, route: &Route, what: &str) -> Result<(), NetworkError> {
+        let message = route_message(route);
+        let device = match route.way {
+            Way::Tunnel(_) => self.tunnel,
+            Way::Segment(_) | Way::Services(_) => self.interface,
+            Way::Elsewhere => None,
+        };
+        let message = message.output_interface(device.ok_or_else(|| gone(what))?);
         let message = match route.way {
-            Way::Tunnel => message.output_interface(self.tunnel_index(what)?).onlink(),
-            Way::Segment | Way::Elsewhere => {
-                let index = self.interface.ok_or_else(|| gone(what))?;
-                message.output_interface(index)
+            Way::Tunnel(gateway) => message.gateway(gateway).onlink(),
+            Way::Segment(gateway) => message.gateway(gateway),
+            Way::Services(source) => {
+                message.scope(RouteScope::Link).pref_source(source).priority(LAST_METRIC)
             }
+            Way::Elsewhere => message,
         };
         let request = self.netlink.route().add(message.build()).replace();
         request.execute().await.map_err(failed(what))
@@ -278,7 +295,31 @@ impl Kernel {
     }
 }
 
-fn route_message(route: &PodRoute) -> RouteMessageBuilder<Ipv4Addr> {
+fn is_marked(route: &RouteMessage) -> bool {
+    route.header.protocol == RouteProtocol::Other(ROUTE_PROTOCOL)
+}
+
+/// Whether a route that is not ours leads to all of a range. One that only refuses leads nowhere.
+fn is_others_to(route: &RouteMessage, range: Ipv4Net) -> bool {
+    let header = &route.header;
+    let is_looked_at = [RouteHeader::RT_TABLE_MAIN, DEFAULT_TABLE].contains(&header.table);
+    is_looked_at
+        && !is_marked(route)
+        && header.kind == RouteType::Unicast
+        && destination(route).is_some_and(|to| to.contains(&range))
+}
+
+/// A default route names none.
+fn destination(route: &RouteMessage) -> Option<Ipv4Net> {
+    let named = route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(*address),
+        _ => None,
+    });
+    let address = named.unwrap_or(Ipv4Addr::UNSPECIFIED);
+    Ipv4Net::new(address, route.header.destination_prefix_length).ok()
+}
+
+fn route_message(route: &Route) -> RouteMessageBuilder<Ipv4Addr> {
     RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(route.to.network(), route.to.prefix_len())
         .protocol(RouteProtocol::Other(ROUTE_PROTOCOL))

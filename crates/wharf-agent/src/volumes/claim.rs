@@ -43,25 +43,29 @@ pub struct Gathered {
 }
 
 impl Volumes {
-    /// Reads all facts: the record first, because whether others have passed an entry of it is seen on
-    /// the volume, and then the others side by side.
+    /// Reads all facts, side by side. Whether others have passed an entry of the record is seen on the
+    /// volume: where there is a record, the volume is read once more after it. Where there is none,
+    /// one that came meanwhile is seen by the next write, which holds only for what was read.
     pub async fn gather(&self, api: &Cluster, request: &Request) -> Result<Gathered, KubeError> {
         let tenure = self.own("").tenure;
-        let record = api.attachment(&request.volume).await?;
-        let entries = record.iter().flat_map(|record| &record.entries);
-        let holders: BTreeSet<&String> = entries.map(|entry| &entry.node).collect();
-        let looked = holders.into_iter().map(|node| self.holder(api, node));
-        let (pod, volume, cluster, own, looked) = tokio::try_join!(
+        let (record, pod, mut volume, cluster, own) = tokio::try_join!(
+            api.attachment(&request.volume),
             api.pod_facts(&request.pod.namespace, &request.pod.name),
             api.volume(&request.volume),
             api.storage_cluster(&request.storage_cluster),
             api.node_object(&self.node),
-            futures_util::future::try_join_all(looked),
         )?;
         let node_uid = own.as_ref().map(|node| node.uid.clone()).unwrap_or_default();
         let own = HolderNode { node: own, ..HolderNode::default() };
         let mut nodes = BTreeMap::from([(self.node.clone(), own)]);
-        nodes.extend(looked);
+        if let Some(record) = &record {
+            let holders: BTreeSet<&String> = record.entries.iter().map(|it| &it.node).collect();
+            let looked = holders.into_iter().map(|node| self.holder(api, node));
+            let looked = futures_util::future::try_join_all(looked);
+            let (after, looked) = tokio::try_join!(api.volume(&request.volume), looked)?;
+            volume = after;
+            nodes.extend(looked);
+        }
         Ok(Gathered { record, volume, cluster, pod, nodes, tenure, node_uid })
     }
 
@@ -79,7 +83,7 @@ impl Volumes {
     }
 
     /// Notes when a lease was first seen as it is.
-    fn sight(&self, node: &str, lease: &AgentLease) -> Sighting {
+    pub fn sight(&self, node: &str, lease: &AgentLease) -> Sighting {
         let mut seen = self.sightings.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let known = seen.entry(node.to_owned()).or_insert((lease.tenure, lease.renewed, now));
@@ -202,9 +206,9 @@ impl Volumes {
                 facts.volume = api.volume(name).await?;
             }
             Step::Fence { holders, generation } => {
-                let (storage, image) = (storage.clone(), request.image.clone());
-                let out = holders.clone();
-                let fence = move || Ok(storage.fence(&image, &out, generation)?);
+                let (storage, volume) = (storage.clone(), request.volume.clone());
+                let (image, out) = (request.image.clone(), holders.clone());
+                let fence = move || Ok(storage.fence(&volume, &image, &out, generation)?);
                 self.blocking(&request.volume, "shut a holder out", fence).await?;
                 for holder in &holders {
                     warn!(volume = request.volume, node = holder.node, "a holder was shut out");

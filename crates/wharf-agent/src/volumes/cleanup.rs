@@ -11,7 +11,7 @@ use wharf_core::{
     volume::{
         cleanup::{Facts, Object, Progress, Step, decide_cleanup, progress},
         journal::Journal,
-        record::Record,
+        record::{Entry, Record},
     },
     words::chain,
 };
@@ -96,30 +96,39 @@ impl Volumes {
     async fn clean_up_volume(&self, api: &Cluster, journal: Journal) -> Result<(), VolumeError> {
         let mut journal = journal;
         let name = journal.volume.clone();
-        for _ in 0..MOST_ROUNDS {
+        for round in 0.. {
             let seen = Seen::look(self, api, &journal).await?;
             let facts = seen.facts(&journal);
-            if progress(&facts) == Progress::Clean {
-                info!(volume = name, "the volume of a deleted storage cluster is off this node");
-                journal.pods.clear();
-                return self.journals.store(&journal).map_err(VolumeError::Journal);
+            match progress(&facts) {
+                Progress::Clean => break,
+                unclean if round == MOST_ROUNDS => {
+                    return Err(VolumeError::Unclean(unclean.to_string()));
+                }
+                Progress::RecordAway | Progress::Detaching | Progress::SysfsAway => {}
             }
             for step in decide_cleanup(&facts) {
                 info!(volume = name, ?step, "clean-up of a deleted storage cluster");
                 match self.clean_up_step(api, &journal, &seen, &step).await {
-                    Ok(()) if step == Step::Cut => {
-                        journal.was_cut();
-                        // Their containers keep the device, and nobody else would end them.
-                        self.stranded.add(&journal).map_err(VolumeError::Journal)?;
-                        self.journals.store(&journal).map_err(VolumeError::Journal)?;
-                    }
+                    Ok(()) if step == Step::Cut => self.note_cut(&mut journal).await?,
                     Ok(()) => {}
                     Err(error) => warn!(volume = name, reason = chain(&error), "it is tried again"),
                 }
             }
         }
-        let seen = Seen::look(self, api, &journal).await?;
-        Err(VolumeError::Unclean(progress(&seen.facts(&journal)).to_string()))
+        info!(volume = name, "the volume of a deleted storage cluster is off this node");
+        journal.pods.clear();
+        self.journals.store(&journal).map_err(VolumeError::Journal)
+    }
+
+    /// Its pods are ended at once: their containers keep the device, and nobody else would end them.
+    async fn note_cut(&self, journal: &mut Journal) -> Result<(), VolumeError> {
+        journal.was_cut();
+        self.stranded.add(journal).map_err(VolumeError::Journal)?;
+        self.journals.store(journal).map_err(VolumeError::Journal)?;
+        if let Err(error) = self.end_stranded().await {
+            info!(reason = chain(&error), "its pods are ended when the node is tidied");
+        }
+        Ok(())
     }
 
     async fn clean_up_step(
@@ -188,6 +197,8 @@ impl Seen {
     ) -> Result<Self, VolumeError> {
         let (record, pv) =
             tokio::try_join!(api.attachment(&journal.volume), api.volume(&journal.volume))?;
+        // Somebody may have made another one of the same name since, on other storage.
+        let pv = pv.filter(|pv| pv.facts.storage_cluster == journal.storage_cluster);
         let claim = match pv.as_ref().and_then(|pv| pv.claim.as_ref()) {
             Some((namespace, name, uid)) => api.claim_state(namespace, name, uid).await?,
             None => Object::Gone,
@@ -211,7 +222,11 @@ impl Seen {
 
     fn facts(&self, journal: &Journal) -> Facts {
         let entries = self.record.iter().flat_map(|record| &record.entries);
-        let ours = entries.filter(|entry| entry.node == self.node);
+        // An older agent does not say of which storage its entry is.
+        let storages = [journal.storage_cluster.as_str(), ""];
+        let is_ours =
+            |entry: &&Entry| entry.node == self.node && storages.contains(&&*entry.storage_cluster);
+        let ours = entries.filter(is_ours);
         Facts {
             volume: journal.volume.clone(),
             claim: self.claim,
@@ -223,7 +238,7 @@ impl Seen {
             device: self.device.as_ref().map(Option::is_some),
             mounts: self.mounts.clone(),
             cut: journal.cut,
-            entries: Some(ours.map(wharf_core::volume::record::Entry::key).collect()),
+            entries: Some(ours.map(Entry::key).collect()),
         }
     }
 }

@@ -61,8 +61,6 @@ const VERSION: &str = "1.0.0";
 const REGISTRATION: &str = "the registration of the CSI driver";
 /// kubelet waits for two minutes, and then does not know what has become of its call.
 const WITHIN: Duration = Duration::from_secs(110);
-/// kubelet has a call for every volume of its pods at most.
-const MOST_CALLS: usize = 256;
 
 pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended {
     let Some(node) = context.stop.run_until_cancelled(device::node_name(&context)).await else {
@@ -205,6 +203,7 @@ impl Csi {
     ) -> Answer<NodeGetVolumeStatsResponse> {
         let dir = call.volume_path;
         let place = self.mounted(&call.volume_id, &dir)?;
+        let _call = self.volumes.call_for(&place.volume).map_err(|error| codes::failed(&error))?;
         let at = PathBuf::from(&dir);
         let look = move || match kernel::is_mounted(&at)? {
             true => Ok(Some(kernel::room(&at)?)),
@@ -237,7 +236,10 @@ impl Csi {
             return Err(Status::out_of_range("a size below zero"));
         }
         let volumes = self.volumes.clone();
-        let grow = async move { volumes.grow_if(&place.volume, |_| true).await };
+        let grow = async move {
+            let _call = volumes.call_for(&place.volume)?;
+            volumes.grow_if(&place.volume, |_| true).await
+        };
         let Some(bytes) = self.alone("grow", dir, grow).await? else {
             // A directory has no size, and what is only read does not grow.
             return Ok(NodeExpandVolumeResponse { capacity_bytes: 0 });
@@ -298,9 +300,6 @@ impl Csi {
 
     fn begin(&self, dir: String) -> Answer<UnderWay> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        if under_way.len() >= MOST_CALLS {
-            return Err(Status::resource_exhausted("too many calls are under way"));
-        }
         if !under_way.insert(dir.clone()) {
             return Err(Status::aborted(format!("an earlier call for {dir} is under way")));
         }

@@ -1,11 +1,13 @@
 //! What one agent does for the whole cluster: volumes for claims ([`provision`]), entries of nodes that
-//! were lost ([`stale`]), and the end of storage clusters ([`cluster`]), in [`rounds`].
+//! were lost ([`stale`]) and what else is kept of them ([`forgotten`]), and the end of storage clusters
+//! ([`cluster`]), in [`rounds`].
 //!
 //! Who does it is elected by a Lease, for which the API server is enough. Every step may be done twice, and
 //! by two at once: names are fixed, and writes hold only for what was seen. So the election only
 //! saves work, and work that is cut off in the middle does no harm.
 
 mod cluster;
+mod forgotten;
 mod provision;
 mod rounds;
 mod stale;

@@ -83,9 +83,12 @@ impl Guard {
 
     /// Does what is due, and says for how long nothing is.
     fn turn(&mut self) -> Duration {
+        // Read before the file: what an agent writes there before its old end is seen, and one that writes
+        // it later knows that it may be too late.
+        let now = since_boot();
         self.look();
         let Some(watch) = self.watch else { return BEAT_EVERY };
-        if let Duty::Rest(left) = decide_duty(&watch, since_boot()) {
+        if let Duty::Rest(left) = decide_duty(&watch, now) {
             self.cuts.rest();
             self.told.clear();
             return left;

@@ -1,5 +1,8 @@
 //! Mounts and file systems of volumes. Everything here may block.
 
+#[cfg(test)]
+mod in_a_guest;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
@@ -327,6 +330,14 @@ pub fn format(device: &Path, fs_type: &str) -> Result<()> {
 pub fn size(device: &Path) -> Result<u64> {
     let size = File::open(device).and_then(|mut file| file.seek(SeekFrom::End(0)));
     size.map_err(|source| KernelError::call(format!("measure {}", device.display()), source))
+}
+
+/// Whether a device that is mounted was given a size of nothing: what is written to it is lost. The kernel's
+/// own list answers also where the device does not.
+pub fn is_cut_off(device: &Path) -> bool {
+    let name = device.file_name().map(Path::new).unwrap_or(device);
+    let size = fs::read_to_string(Path::new("/sys/class/block").join(name).join("size"));
+    size.is_ok_and(|sectors| sectors.trim() == "0")
 }
 
 /// How much a file system has room for.

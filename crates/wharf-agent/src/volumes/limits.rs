@@ -1,17 +1,22 @@
 //! No wait for storage is without an end: not for a step, nor for whoever has a volume's lock.
 
-use std::{sync::PoisonError, time::Duration};
+use std::{
+    io,
+    sync::PoisonError,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
 use tokio::{
-    sync::OwnedMutexGuard,
-    task::JoinHandle,
-    time::{Instant, timeout},
+    sync::{OwnedMutexGuard, oneshot},
+    time::{Instant, timeout, timeout_at},
 };
 use tracing::warn;
 use wharf_core::volume::journal::Journal;
 
 use super::{
     Volumes,
+    kernel::KernelError,
     work::{VolumeError, use_of},
 };
 
@@ -33,6 +38,12 @@ pub struct Stuck {
 }
 
 impl Volumes {
+    /// The lock of a volume, if it is had before nobody waits for it any more.
+    pub async fn lock_by(&self, volume: &str, answer_by: Instant) -> Result<OwnedMutexGuard<()>> {
+        let locked = timeout_at(answer_by, self.lock(volume).lock_owned()).await;
+        locked.map_err(|_| VolumeError::Busy)
+    }
+
     /// The lock of a volume, if whoever has it gives it back soon.
     pub async fn lock_soon(&self, volume: &str) -> Result<OwnedMutexGuard<()>> {
         let locked = timeout(GIVEN_BACK, self.lock(volume).lock_owned()).await;
@@ -95,11 +106,8 @@ impl Volumes {
         step: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let begun = Instant::now();
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        let running = tokio::task::spawn_blocking(move || {
-            // Nobody listens any more when it comes too late.
-            let _late = sender.send(step());
-        });
+        let (running, receiver) =
+            start(step).map_err(|source| KernelError::call("start a thread", source))?;
         match timeout(within, receiver).await {
             Ok(Ok(done)) => done,
             Ok(Err(_)) => Err(VolumeError::Endless),
@@ -110,6 +118,17 @@ impl Volumes {
                 Err(VolumeError::Slow { what, seconds: within.as_secs() })
             }
         }
+    }
+
+    /// For how long the device of a volume has not answered, which it does not now.
+    pub fn silent_for(&self, volume: &str) -> Duration {
+        let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        silent.entry(volume.to_owned()).or_insert_with(Instant::now).elapsed()
+    }
+
+    /// The device has answered, or is not there.
+    pub fn answered(&self, volume: &str) {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner).remove(volume);
     }
 
     fn refuse_stuck(&self, volume: &str, is_meant: impl Fn(&str) -> bool) -> Result<()> {
@@ -133,5 +152,45 @@ impl Volumes {
         let meant = stuck.get(volume)?.iter().filter(|step| is_meant(step.what));
         let oldest = meant.min_by_key(|step| step.begun)?;
         Some((oldest.what, oldest.begun.elapsed()))
+    }
+}
+
+/// Begins what may never come back, on a thread of its own: the runtime's threads for what blocks are few, and
+/// journals and the lease need them. A volume has one that hangs, and one for each way to set it free.
+fn start<T: Send + 'static>(
+    step: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<(JoinHandle<()>, oneshot::Receiver<T>)> {
+    let (sender, receiver) = oneshot::channel();
+    let run = move || {
+        // Nobody listens any more when it comes too late.
+        let _late = sender.send(step());
+    };
+    let running = thread::Builder::new().name("volume-step".to_owned()).spawn(run)?;
+    Ok((running, receiver))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_step_that_hangs_takes_no_thread_from_others_who_block() {
+        let (free, hang) = mpsc::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (running, receiver) = start(move || hang.recv().is_err()).unwrap();
+            let other = tokio::task::spawn_blocking(|| "done");
+            let other = timeout(Duration::from_secs(60), other).await;
+            drop(free);
+            assert_eq!(other.unwrap().unwrap(), "done");
+            assert!(receiver.await.unwrap(), "it comes back when it is set free");
+            running.join().unwrap();
+        });
     }
 }

@@ -125,17 +125,24 @@ impl Kubelet {
             joined.or_else(apart).map(PathBuf::from)
         };
         let in_file = || {
-            let text = read(&value("--config")?)?;
-            // One plain line; kubelet's file is YAML or JSON, both with the name before a colon.
-            let line = text.lines().find(|line| {
-                line.trim_start().trim_start_matches(['"', '{']).starts_with("volumePluginDir")
-            })?;
-            let (_, path) = line.split_once(':')?;
-            let path = path.trim().trim_matches([',', '"', '\'', '}']).trim();
+            let path = plugins_in(&read(&value("--config")?)?)?;
             (!path.is_empty()).then(|| PathBuf::from(path))
         };
         Self { root: value("--root-dir"), plugins: value("--volume-plugin-dir").or_else(in_file) }
     }
+}
+
+/// The directory for drivers in kubelet's file, which is JSON or YAML. In YAML it is one plain line.
+fn plugins_in(text: &str) -> Option<String> {
+    const KEY: &str = "volumePluginDir";
+    if let Ok(file) = serde_json::from_str::<serde_json::Value>(text) {
+        return file.get(KEY)?.as_str().map(str::to_owned);
+    }
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, path) = lines.find(|(key, _)| key.trim().trim_matches(['"', '\'']) == KEY)?;
+    // Behind what is not quoted there may be a comment.
+    let path = path.split(" #").next().unwrap_or_default().trim();
+    Some(path.trim_matches(['"', '\'']).to_owned())
 }
 
 #[cfg(test)]
@@ -153,6 +160,20 @@ mod tests {
         let file = |_: &Path| Some("kind: KubeletConfiguration\nvolumePluginDir: \"/q\"\n".into());
         let by_file = Kubelet::parse("kubelet\0--config=/c\0", file);
         assert_eq!(by_file.plugins, path("/q"));
+        for (text, plugins) in [
+            (r#"{"kind":"KubeletConfiguration","volumePluginDir":"/j:1","port":1}"#, path("/j:1")),
+            (
+                "{\n  \"kind\": \"KubeletConfiguration\",\n  \"volumePluginDir\": \"/j\"\n}",
+                path("/j"),
+            ),
+            (r#"{"kind":"KubeletConfiguration"}"#, None),
+            ("volumePluginDir: ''\n", None),
+            ("volumePluginDir: /y # ours\n", path("/y")),
+            ("other: x\nvolumePluginDirs: /z\n", None),
+        ] {
+            let read = |_: &Path| Some(text.to_owned());
+            assert_eq!(Kubelet::parse("kubelet\0--config=/c\0", read).plugins, plugins, "{text}");
+        }
         let first = Kubelet::parse("kubelet\0--config=/c\0--volume-plugin-dir=/p\0", file);
         assert_eq!(first.plugins, path("/p"));
     }

@@ -3,7 +3,11 @@
 //!
 //! A task of its own, that neither waits for storage nor for whoever works on a volume.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep, timeout};
@@ -37,7 +41,7 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
         return Ok(());
     };
     let volumes = shared.volumes(&node)?;
-    let mut looks = Looks { volumes, reporter, told: BTreeMap::new() };
+    let mut looks = Looks { volumes, reporter, reported: BTreeSet::new(), told: BTreeMap::new() };
     loop {
         let turn = async {
             looks.turn().await;
@@ -52,6 +56,8 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
 struct Looks {
     volumes: Arc<Volumes>,
     reporter: Reporter,
+    /// The volumes with a fault of this agent.
+    reported: BTreeSet<String>,
     /// What each volume's record says, and when that was seen to. Of those that are not here nobody
     /// knows: an earlier agent may have written there.
     told: BTreeMap<String, (Option<Trouble>, Instant)>,
@@ -74,20 +80,22 @@ impl Looks {
     }
 
     fn report(&mut self, seen: &BTreeMap<String, Option<Trouble>>) {
+        let in_trouble = |volume: &str| seen.get(volume).and_then(Option::as_ref);
+        // Also of those that are gone, whether their records ever said it or not.
+        self.reported.retain(|volume| {
+            let stays = in_trouble(volume).is_some();
+            if !stays {
+                self.reporter.clear(&subject(volume));
+            }
+            stays
+        });
         for (volume, trouble) in seen {
-            match trouble {
-                Some(trouble) => self.reporter.fault(&subject(volume), &trouble.why),
-                None => self.reporter.clear(&subject(volume)),
+            if let Some(trouble) = trouble {
+                self.reporter.fault(&subject(volume), &trouble.why);
+                self.reported.insert(volume.clone());
             }
         }
-        let reporter = &self.reporter;
-        self.told.retain(|volume, _| {
-            let is_here = seen.contains_key(volume);
-            if !is_here {
-                reporter.clear(&subject(volume));
-            }
-            is_here
-        });
+        self.told.retain(|volume, _| seen.contains_key(volume));
     }
 
     /// Writes what is news into the records, side by side.

@@ -29,15 +29,13 @@ use wharf_flex::{
     frame::{self, FrameError, HEADER, Reply, Request, Status},
 };
 
-use super::{Shared, Volumes, driver, work::VolumeError};
+use super::{Shared, Volumes, calls::MOST_CONNECTIONS, driver, work::VolumeError};
 use crate::{
     device,
     health::Reporter,
     tasks::{Context, Ended},
 };
 
-/// kubelet mounts and unmounts so many volumes at once at most, and more wait.
-const MOST_CALLS: usize = 256;
 /// A driver sends its call at once.
 const CALL_WITHIN: Duration = Duration::from_secs(5);
 /// Somebody may have removed the driver, or started a kubelet that looks elsewhere.
@@ -49,7 +47,7 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
         return Ok(());
     };
     let volumes = shared.volumes(&node)?;
-    let calls = Arc::new(Semaphore::new(MOST_CALLS));
+    let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let mut running = JoinSet::new();
     loop {
         let dir = volumes.places.plugin_dir().join(DRIVER_DIR);
@@ -62,7 +60,7 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
                 Err(error) => reporter.fault(DRIVER, &chain(&error)),
             }
             reporter.ok();
-            let accept = accept(&listener, &volumes, &reporter, &calls, &mut running);
+            let accept = accept(&listener, &volumes, &reporter, &connections, &mut running);
             tokio::select! {
                 () = context.stop.cancelled() => return Ok(()),
                 () = sleep(LOOK_EVERY) => {}
@@ -80,12 +78,12 @@ async fn accept(
     listener: &UnixListener,
     volumes: &Arc<Volumes>,
     reporter: &Reporter,
-    calls: &Arc<Semaphore>,
+    connections: &Arc<Semaphore>,
     running: &mut JoinSet<()>,
 ) -> io::Result<()> {
     loop {
         while running.try_join_next().is_some() {}
-        let Ok(permit) = calls.clone().acquire_owned().await else { return Ok(()) };
+        let Ok(permit) = connections.clone().acquire_owned().await else { return Ok(()) };
         let (stream, _) = listener.accept().await?;
         let (volumes, reporter) = (volumes.clone(), reporter.clone());
         running.spawn(async move {

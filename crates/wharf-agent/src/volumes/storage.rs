@@ -3,6 +3,7 @@
 mod devices;
 mod dir;
 mod loopfile;
+mod owner;
 mod proxy;
 mod rbd;
 mod tag;
@@ -118,16 +119,23 @@ pub trait Storage: Send + Sync {
     /// where that is not known for sure: others take the volume over on the strength of it.
     /// The device may be unknown, when it is what hangs.
     fn cut(&self, volume: &Use, device: Option<&Device>) -> Result<()>;
-    /// Shuts out these holders, and every client below the generation.
-    fn fence(&self, image: &str, holders: &[Entry], generation: Generation) -> Result<()>;
+    /// Shuts out these holders of the volume, and every client below the generation. Nobody has by it an
+    /// image that is another volume's.
+    fn fence(
+        &self,
+        volume: &str,
+        image: &str,
+        holders: &[Entry],
+        generation: Generation,
+    ) -> Result<()>;
     /// The highest generation that the storage has seen.
     fn epoch(&self, image: &str) -> Result<Generation>;
-    /// Makes an image of this size, if there is none.
+    /// Makes an image of at least this size, if there is none.
     fn create(&self, image: &str, bytes: u64) -> Result<()>;
     /// Makes an image larger; a smaller size changes nothing.
     fn grow(&self, image: &str, bytes: u64) -> Result<()>;
-    /// Removes an image, if it is there.
-    fn delete(&self, image: &str) -> Result<()>;
+    /// Removes an image, if it is there and not another volume's.
+    fn delete(&self, volume: &str, image: &str) -> Result<()>;
     /// Says to the device of a volume how large its image is now.
     fn refresh(&self, volume: &Use, device: &Device) -> Result<()>;
 }
@@ -145,6 +153,21 @@ pub fn open(
         Backend::Proxy => Ok(Box::new(proxy::Proxy::new(parameters, places, hints)?)),
         Backend::Rbd => Ok(Box::new(rbd::Rbd::new(parameters, places, hints)?)),
     }
+}
+
+/// What a machine may have as the smallest piece of a disk or of memory. A device of another size would lose its
+/// end, and never be as large as its volume.
+const PIECE: u64 = 4096;
+
+/// How large an image is made that has to have room for so many bytes.
+fn whole(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(PIECE).unwrap_or(bytes)
+}
+
+/// Ends the processes that a volume may have here, whatever its backend. Nothing uses their files any more.
+pub fn end_processes(places: &Places, volume: &str) -> Result<()> {
+    proxy::end(places, volume)?;
+    rbd::end(places, volume)
 }
 
 fn parameter(parameters: &BTreeMap<String, String>, key: &'static str) -> Result<String> {
@@ -169,4 +192,19 @@ fn check_image(image: &str) -> Result<()> {
         return Ok(());
     }
     Err(StorageError::Image(image.chars().take(100).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_no_smaller_than_what_was_asked_for_and_has_no_half_pieces() {
+        let rows =
+            [(0, 0), (1, 4096), (4096, 4096), (500_000_000, 500_002_816), (1 << 30, 1 << 30)];
+        for (asked, made) in rows {
+            assert_eq!(whole(asked), made, "{asked}");
+        }
+        assert_eq!(whole(u64::MAX), u64::MAX, "which nobody can make");
+    }
 }

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use wharf_core::{drain::PodRef, volume::journal::Journal};
 use wharf_kube::{Cluster, KubeError};
 
-use super::Places;
+use super::{Places, Volumes};
 use crate::host::files;
 
 /// On the disk, because an agent that is started anew finds no trace of them.
@@ -44,14 +44,21 @@ impl Stranded {
         self.change(|known| known.extend(pods))
     }
 
-    /// Deletes them with the node's own identity, to which Kubernetes allows its own pods alone.
+    /// Deletes them with the node's own identity, to which Kubernetes allows its own pods alone. One that
+    /// somebody refuses to have deleted keeps no other.
     pub async fn delete(&self, node: &Cluster) -> Result<(), KubeError> {
         let pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut done = Ok(());
         for pod in pods {
             match node.delete_pod(&pod, None).await {
                 Ok(_) => warn!(%pod, "deleted, because its volume had to be cut off"),
                 // A node may not even look at pods of others: one of the same name is elsewhere by now.
                 Err(error) if error.code() == Some(FORBIDDEN) => info!(%pod, "it is gone"),
+                Err(error) if error.code().is_some() => {
+                    done = done.and(Err(error));
+                    continue;
+                }
+                // Nobody answers.
                 Err(error) => return Err(error),
             }
             let forgotten = self.change(|known| {
@@ -61,7 +68,7 @@ impl Stranded {
                 warn!(%error, "it is deleted once more");
             }
         }
-        Ok(())
+        done
     }
 
     fn change(&self, act: impl FnOnce(&mut BTreeSet<PodRef>)) -> io::Result<()> {
@@ -70,6 +77,17 @@ impl Stranded {
         let row = |pod: &PodRef| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         let rows: Vec<Row> = pods.iter().map(row).collect();
         files::write(&self.path, 0o600, &serde_json::to_vec(&rows)?)
+    }
+}
+
+impl Volumes {
+    /// Ends the pods whose volumes were cut off, or nothing yet while the node's identity is not known.
+    pub async fn end_stranded(&self) -> Result<(), KubeError> {
+        let node = self.node_identity.borrow().clone();
+        match node {
+            Some(node) => self.stranded.delete(&node).await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! The agent's lease: as long as it is renewed, this node may hold volumes.
 //!
 //! Guarantees: the number of the tenure is on the disk before the lease has it, and never falls. A new
-//! tenure begins only after everything that promised to be cut off with the old one is known to be.
-//! While there is no guard that can be relied on nothing is renewed.
+//! tenure begins only after everything that promised to be cut off with the old one is known to be, and
+//! after one of somebody else has ended. While there is no guard that can be relied on nothing is
+//! renewed.
 
 use std::{collections::BTreeSet, io, path::Path, sync::Arc, time::Duration};
 
@@ -18,7 +19,7 @@ use wharf_core::{
     volume::{
         guard::is_open,
         journal::Journal,
-        lease::{SinceBoot, Standing, Tenure},
+        lease::{Keep, SinceBoot, Tenure, decide_keep},
     },
     words::chain,
 };
@@ -89,6 +90,13 @@ enum LeaseError {
          node holds none", .0.join(", ")
     )]
     NotCut(Vec<String>),
+    #[error(
+        "the lease of this node is of somebody else, another machine of the same name or one whose \
+         state directory was lost; it is waited for until {0:.0}, if it is not renewed"
+    )]
+    Foreign(Timestamp),
+    #[error("the lease was renewed too late, when volumes may have been cut off; a new one begins")]
+    TooLate,
     #[error("there is no guard of volumes that can be relied on")]
     NoGuard(#[source] io::Error),
     #[error("the tenure cannot be kept on the disk")]
@@ -151,35 +159,43 @@ impl Keeper {
             let lease = asked.map_err(|_| LeaseError::Late)??;
             self.lease = Some(lease);
         }
-        let tenure = *self.held.borrow();
         let terms = self.volumes.terms;
-        let standing = tenure.map(|tenure| tenure.standing(since_boot(), &terms));
-        let number = match (standing, tenure) {
-            (Some(Standing::Held { renew_at }), _) if since_boot() < renew_at => {
-                return Ok(renew_at.0.saturating_sub(since_boot().0));
+        let lease = self.lease.as_ref().and_then(Option::as_ref);
+        let lease = lease.map(|lease| self.volumes.sight(&self.volumes.node, lease));
+        let held = *self.held.borrow();
+        let (kept, now) = (self.kept.number, Timestamp::now());
+        match decide_keep(held, kept, lease.as_ref(), since_boot(), now, &terms) {
+            Keep::Rest { renew_at } => return Ok(renew_at.0.saturating_sub(since_boot().0)),
+            Keep::Renew { number } => self.renew(number).await?,
+            Keep::Begin { number } => {
+                self.leave_nothing().await?;
+                self.keep_number(number)?;
+                self.renew(number).await?;
             }
-            (Some(Standing::Held { .. } | Standing::Late { .. }), Some(tenure)) => tenure.number,
-            (_, _) => self.next_number().await?,
-        };
-        self.renew(number).await?;
+            Keep::Foreign { until } => {
+                self.held.send_replace(None);
+                self.leave_nothing().await?;
+                return Err(LeaseError::Foreign(until));
+            }
+        }
         Ok(terms.renew_every)
     }
 
-    /// A new tenure, after the old one has left nothing.
-    async fn next_number(&mut self) -> Result<u64, LeaseError> {
+    /// What was held in the old tenure is cut off.
+    async fn leave_nothing(&self) -> Result<(), LeaseError> {
         let left = self.volumes.cut_lapsed().await?;
-        if !left.is_empty() {
-            return Err(LeaseError::NotCut(left));
-        }
-        let seen = self.lease.iter().flatten().map(|lease| lease.tenure).max();
-        let number = seen.unwrap_or_default().max(self.kept.number).saturating_add(1);
+        if left.is_empty() { Ok(()) } else { Err(LeaseError::NotCut(left)) }
+    }
+
+    /// Notes a new tenure before the lease has it.
+    fn keep_number(&mut self, number: u64) -> Result<(), LeaseError> {
         let boot_id = self.volumes.boot_id.clone();
         let now = millis(since_boot());
         // Nothing is held in it yet, so that the guard has nothing to do.
         let kept = Kept { number, boot_id, renewed: 0, cut_at: now, ends_at: now };
         kept.store(&self.volumes.places.state_dir)?;
         self.kept = kept;
-        Ok(number)
+        Ok(())
     }
 
     async fn renew(&mut self, number: u64) -> Result<(), LeaseError> {
@@ -206,11 +222,22 @@ impl Keeper {
             cut_at: millis(tenure.cut_at(&volumes.terms)),
             ends_at: millis(sent.after(duration)),
         };
-        kept.store(&volumes.places.state_dir)?;
-        if self.held.borrow().is_none_or(|held| held.number != number) {
+        let held = self.held.borrow().filter(|held| held.number == number);
+        let is_late = || held.is_some_and(|held| !held.goes_on(since_boot(), &volumes.terms));
+        self.kept = kept;
+        if !is_late() {
+            self.kept.store(&volumes.places.state_dir)?;
+        }
+        if is_late() {
+            // The guard may have acted before it could see the new end. Nobody goes on with this tenure,
+            // nor does an agent that is started anew.
+            self.kept = Kept { renewed: 0, cut_at: millis(since_boot()), ..self.kept.clone() };
+            self.kept.store(&volumes.places.state_dir)?;
+            return Err(LeaseError::TooLate);
+        }
+        if held.is_none() {
             info!(tenure = number, "this node may hold volumes");
         }
-        self.kept = kept;
         self.held.send_replace(Some(tenure));
         Ok(())
     }

@@ -53,6 +53,7 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
         unknown: BTreeMap::new(),
         strays_at: Instant::now(),
         names: Vec::new(),
+        claims: Mutex::default(),
     };
     loop {
         let turn = async {
@@ -73,6 +74,8 @@ struct Round {
     strays_at: Instant,
     /// The volumes of the last round.
     names: Vec<String>,
+    /// Which size their claims were told last.
+    claims: Mutex<BTreeMap<String, String>>,
 }
 
 impl Round {
@@ -92,6 +95,7 @@ impl Round {
             self.reporter.clear(gone);
         }
         self.names.clone_from(&names);
+        self.forget_sizes(&names);
         let orphans = self.orphans(&names).await;
         let all = Instant::now() >= self.strays_at;
         let api = self.volumes.cluster();
@@ -110,11 +114,8 @@ impl Round {
 
     async fn tidy_all(&self, names: &[String], orphans: &BTreeMap<String, BTreeSet<String>>) {
         side_by_side(names.iter().map(|name| self.tidy(name, orphans.get(name)))).await;
-        let node = self.volumes.node_identity.borrow().clone();
-        if let Some(node) = node {
-            let deleted = self.volumes.stranded.delete(&node).await;
-            self.told("pods whose volumes were cut off", deleted.map_err(VolumeError::from));
-        }
+        let ended = self.volumes.end_stranded().await;
+        self.told("pods whose volumes were cut off", ended.map_err(VolumeError::from));
     }
 
     async fn tidy(&self, name: &str, orphans: Option<&BTreeSet<String>>) {
@@ -179,11 +180,24 @@ impl Round {
         if let Some(volume) = api.volume(name).await?
             && let Some(wanted) = bytes(&volume.capacity)
             && self.volumes.grow(name, wanted).await?
-            && let Some((namespace, claim, _)) = &volume.claim
+            && let Some((namespace, claim, uid)) = &volume.claim
+            && self.claims().get(name) != Some(&volume.capacity)
         {
-            api.set_claim_capacity(namespace, claim, &volume.capacity).await?;
+            api.set_claim_capacity((namespace, claim, uid), &volume.capacity).await?;
+            self.claims().insert(name.to_owned(), volume.capacity);
         }
         Ok(())
+    }
+
+    fn claims(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of volumes that are not here any more.
+    fn forget_sizes(&self, names: &[String]) {
+        self.claims().retain(|name, _| names.contains(name));
+        let mut grown = self.volumes.grown.lock().unwrap_or_else(PoisonError::into_inner);
+        grown.retain(|name, _| names.contains(name));
     }
 
     async fn is_used(&self, journal: &Journal) -> bool {

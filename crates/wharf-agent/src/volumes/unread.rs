@@ -12,10 +12,11 @@ use wharf_block::loops;
 use wharf_core::{volume::record::Generation, words::chain};
 
 use super::{
-    Places,
+    Places, Volumes,
     journals::{self, is_name},
     kernel::{self, Shown},
-    storage::{Files, Listed, StorageError, Tag, agent_of, every_listed},
+    storage::{Files, Listed, StorageError, Tag, agent_of, end_processes, every_listed},
+    work::VolumeError,
 };
 
 /// Nobody takes a file that ends like this for a journal.
@@ -62,6 +63,18 @@ impl Unread<'_> {
         Ok(())
     }
 
+    /// Unmounts it for a pod, and takes it off this node with the last of them.
+    fn leave(&self, dir: &Path) -> Result<()> {
+        kernel::unmount_all(dir, false)?;
+        if self.is_shown_to_pods()? {
+            return Ok(());
+        }
+        let staging = self.places.staging(self.volume);
+        kernel::unmount_all(&staging, false)?;
+        kernel::remove_point(&staging);
+        self.take_away()
+    }
+
     fn take_away(&self) -> Result<()> {
         if !is_name(self.volume) {
             return self.put_aside();
@@ -73,20 +86,29 @@ impl Unread<'_> {
             }
             loops::detach(device)?;
         }
-        if self.is_gone()? { self.put_aside() } else { Ok(()) }
+        if !self.is_gone()? {
+            return Ok(());
+        }
+        end_processes(self.places, self.volume)?;
+        self.put_aside()
     }
 
     /// Whether the kernel shows nothing of it.
     fn is_gone(&self) -> Result<bool> {
-        let (staging, pods) = (self.places.staging(self.volume), self.places.pods());
+        let staging = self.places.staging(self.volume);
+        let is_staged = kernel::mounts()?.iter().any(|it| it.point == staging);
+        let is_shown = is_staged || self.is_shown_to_pods()?;
+        let listed = self.listed()?;
+        Ok(!is_shown && !listed.silent && listed.found.is_empty())
+    }
+
+    fn is_shown_to_pods(&self) -> Result<bool> {
+        let pods = self.places.pods();
         let is_named = |point: &Path| {
             let below = point.strip_prefix(&pods);
             below.is_ok_and(|below| below.iter().any(|part| part == self.volume))
         };
-        let mounts = kernel::mounts()?;
-        let is_shown = mounts.iter().any(|it| it.point == staging || is_named(&it.point));
-        let listed = self.listed()?;
-        Ok(!is_shown && !listed.silent && listed.found.is_empty())
+        Ok(kernel::mounts()?.iter().any(|it| is_named(&it.point)))
     }
 
     fn listed(&self) -> Result<Listed> {
@@ -112,6 +134,33 @@ impl Unread<'_> {
                 Ok(())
             }
         }
+    }
+}
+
+impl Volumes {
+    /// Unmounts what kubelet asks for of a volume whose journal cannot be read, and takes it away with its last
+    /// pod. Nothing is cut off: what the pod has written is to reach the storage.
+    pub async fn unmount_unread(
+        &self,
+        volume: &str,
+        dir: &str,
+        why: &VolumeError,
+    ) -> std::result::Result<(), VolumeError> {
+        warn!(
+            volume,
+            reason = chain(why),
+            "its journal cannot be read: it goes by the kernel's tables"
+        );
+        let (places, boot_id) = (self.places.clone(), self.boot_id.clone());
+        let (name, dir) = (volume.to_owned(), dir.to_owned());
+        let leave = move || {
+            let unread = Unread { places: &places, boot_id: &boot_id, volume: &name };
+            Ok(unread.leave(Path::new(&dir))?)
+        };
+        self.blocking(volume, "unmount a volume without a journal", leave).await?;
+        // Its entry is one that nothing here knows of.
+        self.unanswered.note(volume);
+        Ok(())
     }
 }
 

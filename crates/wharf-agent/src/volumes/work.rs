@@ -29,6 +29,7 @@ use wharf_kube::{Cluster, KubeError, volumes::Written};
 
 use super::{
     Places, Volumes,
+    calls::Call,
     claim::Gathered,
     kernel::{self, KernelError},
     limits::STEP,
@@ -81,6 +82,11 @@ pub enum VolumeError {
     Slow { what: &'static str, seconds: u64 },
     #[error("somebody else works on the volume; it is tried again")]
     Busy,
+    #[error(
+        "no more calls for storage {storage:?} or this volume are begun while so many of them are \
+         under way; it is tried again"
+    )]
+    Crowded { storage: String },
     #[error("it took longer than kubelet waits; what is done is done, and the next try is quicker")]
     Late,
     #[error("the volume does not come to rest")]
@@ -139,6 +145,7 @@ struct Facts {
 impl Volumes {
     /// Mounts a volume for a pod. When it fails, nothing is mounted in the pod's directory.
     pub async fn mount(&self, request: Request) -> Result<()> {
+        let _call = self.calls.begin(&request.storage_cluster, &request.volume)?;
         let begun = Instant::now();
         loop {
             let failed = match self.try_mount(&request, begun + ANSWER).await {
@@ -171,8 +178,7 @@ impl Volumes {
     }
 
     async fn try_mount(&self, request: &Request, answer_by: Instant) -> Result<()> {
-        let lock = self.lock(&request.volume);
-        let _held = lock.lock().await;
+        let _held = self.lock_by(&request.volume, answer_by).await?;
         let mounted = self.mount_locked(request, answer_by).await;
         if mounted.is_err() {
             // Whatever failed, the mount is undone. What cannot be undone now is later.
@@ -187,6 +193,14 @@ impl Volumes {
         let api = self.cluster().ok_or(VolumeError::NoApi)?;
         let mut gathered = self.gather(&api, request).await?;
         let journal = match self.load(&request.volume)? {
+            Some(journal) if !is_same(&journal, request, &gathered) => {
+                // Undoing this mount takes it away, if nobody uses it.
+                return Err(VolumeError::Unclean(format!(
+                    "this node still has image {} of an earlier volume of this name, which has to \
+                     leave first",
+                    journal.image
+                )));
+            }
             Some(journal) => journal,
             None => self.new_journal(request, &gathered)?,
         };
@@ -209,14 +223,24 @@ impl Volumes {
         let place = parse_mount_dir(&root.to_string_lossy(), dir).map_err(|fault| {
             VolumeError::Bad(BadRequest::MountDir { dir: dir.chars().take(200).collect(), fault })
         })?;
-        let lock = self.lock(&place.volume);
-        let _held = lock.lock().await;
-        let Some(journal) = self.load(&place.volume)? else {
+        let _call = self.call_for(&place.volume)?;
+        let _held = self.lock_by(&place.volume, Instant::now() + ANSWER).await?;
+        let journal = match self.load(&place.volume) {
+            Ok(Some(journal)) => journal,
             // Nothing of ours is here; what is mounted there is somebody else's and goes all the same,
             // because kubelet asks for it.
-            return self.unmount_unknown(&place.volume, dir).await;
+            Ok(None) => return self.unmount_unknown(&place.volume, dir).await,
+            Err(unread) => return self.unmount_unread(&place.volume, dir, &unread).await,
         };
         Job::new(self, journal, self.cluster())?.run(&Goal::Unmount(dir.to_owned()), None).await
+    }
+
+    /// Begins a call for a volume that may be here. What is wrong with its journal is told by whoever
+    /// needs that.
+    pub fn call_for(&self, volume: &str) -> Result<Call> {
+        let journal = self.load(volume).ok().flatten();
+        let storage = journal.map(|journal| journal.storage_cluster);
+        self.calls.begin(&storage.unwrap_or_default(), volume)
     }
 
     async fn unmount_unknown(&self, volume: &str, dir: &str) -> Result<()> {
@@ -236,46 +260,6 @@ impl Volumes {
     pub async fn tidy_locked(&self, volume: &str, orphans: BTreeSet<String>) -> Result<()> {
         let Some(journal) = self.load(volume)? else { return Ok(()) };
         Job::new(self, journal, self.cluster())?.run(&Goal::Tidy(orphans), None).await
-    }
-
-    /// Makes the device and the file system of a volume that is mounted here as large as this, if they
-    /// are smaller. Says whether they were, and are not any more.
-    pub async fn grow(&self, volume: &str, bytes: u64) -> Result<bool> {
-        let grown = self.grow_if(volume, move |size| size < bytes).await?;
-        Ok(grown.is_some_and(|size| size >= bytes))
-    }
-
-    /// The same if the device of this size is to grow. Says its size then; `None` where nothing can be
-    /// done: it is not mounted, only read, or a directory.
-    pub async fn grow_if(
-        &self,
-        volume: &str,
-        is_due: impl FnOnce(u64) -> bool + Send + 'static,
-    ) -> Result<Option<u64>> {
-        let _held = self.lock_soon(volume).await?;
-        let Some(journal) = self.load(volume)? else { return Ok(None) };
-        let storage = self.storage(&journal)?;
-        let used = use_of(&journal, &self.boot_id, &self.places);
-        let (seen, asked) = (storage.clone(), used.clone());
-        let look = move || {
-            let staged = kernel::mounts()?.iter().any(|mount| mount.point == asked.staging);
-            let Some(device) = seen.find(&asked)?.filter(|it| staged && it.is_block) else {
-                return Ok(None);
-            };
-            // Either may be behind: the device, or the file system on it.
-            let size = kernel::size(&device.path)?;
-            let is_behind = kernel::fs_size(&device.path)? < size;
-            let is_due = !asked.read_only && (is_behind || is_due(size));
-            Ok(is_due.then_some(device))
-        };
-        let due = self.observe(volume, "see how large it is", look).await?;
-        let Some(device) = due else { return Ok(None) };
-        let grow = move || {
-            storage.refresh(&used, &device)?;
-            kernel::grow(&device.path, &used.staging, &journal.fs_type)?;
-            Ok(Some(kernel::size(&device.path)?))
-        };
-        self.blocking(volume, "grow the volume", grow).await
     }
 
     pub fn load(&self, volume: &str) -> Result<Option<Journal>> {
@@ -309,6 +293,15 @@ impl Volumes {
             storage::open(journal.backend, &journal.parameters, &self.places, &self.hints)?;
         Ok(opened.into())
     }
+}
+
+/// Whether a journal is of the image that a mount asks for. A storage cluster that is not there refuses it later.
+fn is_same(journal: &Journal, request: &Request, facts: &Gathered) -> bool {
+    let (backend, parameters) = match &facts.cluster {
+        Some(cluster) => (cluster.backend, &cluster.parameters),
+        None => (journal.backend, &journal.parameters),
+    };
+    journal.is_of(&request.storage_cluster, &request.image, backend, parameters)
 }
 
 /// A volume of this node as its storage is asked for it.
@@ -436,7 +429,10 @@ impl<'a> Job<'a> {
         // What is on it matters to those who want to mount it; a device that was cut off is empty.
         let is_asked = matches!(goal, Goal::Mount { .. }) && !staged && !self.journal.cut;
         let (device, silence) = match self.find(used, staged, is_asked).await {
-            Ok(found) => (found, None),
+            Ok(found) => {
+                self.volumes.answered(&self.journal.volume);
+                (found, None)
+            }
             Err(why) if why.is_silence() => (Found::Unknown, Some(why)),
             Err(error) => return Err(error),
         };
@@ -447,15 +443,19 @@ impl<'a> Job<'a> {
             Goal::Mount { .. } | Goal::Unmount(_) => BTreeSet::new(),
         };
         let record = self.facts.as_ref().map(|facts| facts.record.clone());
-        Ok(Seen { device, staged, bound, orphaned, hung, record })
+        let is_cut_off = |device: &Device| device.is_block && kernel::is_cut_off(&device.path);
+        let spoiled = staged && self.device.as_ref().is_some_and(is_cut_off);
+        Ok(Seen { device, staged, bound, orphaned, hung, spoiled, record })
     }
 
     /// Whether a device that was not seen hangs for good. Storage that is slow for a while may still get
     /// what a pod wrote last: only where nothing is mounted, nothing is lost by less patience.
     fn hangs(&self, why: &VolumeError, staged: bool) -> bool {
+        let volume = &self.journal.volume;
         let is_silent = matches!(why, VolumeError::Storage(_));
-        let stuck = self.volumes.oldest_stuck(&self.journal.volume, |_| true);
-        is_silent || !staged || stuck.is_some_and(|(_, since)| since >= STEP)
+        let silent = is_silent.then(|| self.volumes.silent_for(volume));
+        let stuck = self.volumes.oldest_stuck(volume, |_| true).map(|(_, since)| since);
+        !staged || silent.max(stuck).is_some_and(|since| since >= STEP)
     }
 
     async fn find(&mut self, used: Use, staged: bool, is_asked: bool) -> Result<Found> {

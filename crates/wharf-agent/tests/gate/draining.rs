@@ -245,6 +245,56 @@ async fn the_guard_is_waited_for_when_it_is_reached_and_only_then() {
 }
 
 #[tokio::test]
+async fn an_agent_that_has_a_server_waits_for_its_word_before_it_asks_for_anything() {
+    let (world, node) = (world(), "gate-linked");
+    world.node(node);
+    let mut agent = Agent::prepare(&world, node);
+    agent.config.server = Some("192.0.2.1:8444".to_owned());
+    agent.request("zedagent", 2, "reboot");
+    agent.start();
+    let told = |word: &str| agent.said()["Reason"].to_string().contains(word);
+    agent.wait_until("wait for the server", || told("the server is not reached")).await;
+    let guard = "run/wharf/DisruptionGuard/global.json";
+    agent.write(guard, &json!({ "Linked": true, "Admitted": false, "Reason": "n2 is out" }));
+    agent.wait_until("wait for the guard", || told("n2 is out")).await;
+    agent.write(guard, &json!({ "Linked": false }));
+    agent.wait_until("wait for the server", || told("the server is not reached")).await;
+    assert_eq!(agent.history(), ["NOTREQUESTED"]);
+    assert!(!world.is_unschedulable(node));
+    agent.write(guard, &json!({ "Linked": true, "Admitted": true }));
+    agent.wait_for_status(9, 2).await;
+}
+
+#[tokio::test]
+async fn a_request_that_comes_while_the_last_cordon_is_taken_back_waits_for_that() {
+    let (world, node) = (world(), "gate-again");
+    world.node(node);
+    world.pod_with(node, "gate-again-0", labelled("gate-again"));
+    world.budget("gate-again", 1, 1);
+    let passage = Passage::to(world.server.port());
+    let mut agent = Agent::prepare(&world, node);
+    let here = format!("https://127.0.0.1:{}", passage.port);
+    let kubeconfig = world.server.kubeconfig().replace(&world.server.url(), &here);
+    std::fs::write(agent.config.kubeconfig.as_ref().unwrap(), kubeconfig).unwrap();
+    agent.start();
+    agent.wait_for_status(2, 1).await;
+    agent.request("zedagent", 2, "reboot");
+    agent.wait_for_status(5, 2).await;
+    // The end of the cordon is on its way when the next one asks.
+    passage.slow_down(Duration::from_millis(200));
+    agent.withdraw("zedagent");
+    agent.wait_for_status(2, 1).await;
+    agent.request("zedagent", 2, "reboot");
+    // Whether one is done is seen on the Node, sometimes before the try can say so.
+    let cordons = || agent.log().matches("cordonNode begins").count();
+    agent.wait_until("cordon of its own", || cordons() == 2 && agent.status() == (5, 2)).await;
+    assert!(agent.log().contains("uncordonNode took our cordon back"), "{}", agent.log());
+    let once = ["NOTREQUESTED", "REQUESTED", "STARTING", "CORDONED"];
+    assert_eq!(agent.history(), [once, once].concat());
+    passage.slow_down(Duration::ZERO);
+}
+
+#[tokio::test]
 async fn a_node_that_cannot_be_cordoned_fails_and_is_tried_again_when_asked_anew() {
     // There is no such Node yet.
     let (world, node) = (world(), "gate-uncordonable");

@@ -71,16 +71,21 @@ async fn a_canceled_operation_gives_the_node_back() {
     agent.start();
     let wish = agent.wish("shutdown");
     agent.wait_for_status(5, 2).await;
-    let no = NodeWish { kind: "shutdown".to_owned(), canceled: true, ..NodeWish::default() };
-    wishes::hand_over(&agent.config.persist_dir, no).unwrap();
+    let cancel = |kind: &str| {
+        let no = NodeWish { kind: kind.to_owned(), canceled: true, ..NodeWish::default() };
+        wishes::hand_over(&agent.config.persist_dir, no).unwrap();
+    };
+    let folder = agent.config.persist_dir.join("status/wharf-local/NodeWish");
+    let wishes = || std::fs::read_dir(&folder).unwrap().count();
+    cancel("reboot");
+    agent.wait_until("end of a cancellation of nothing", || wishes() == 1).await;
+    assert_eq!(agent.job("shutdown")["Phase"], "deferred", "it is of another kind");
+    cancel("shutdown");
     agent.wait_until("cancellation", || agent.job("shutdown")["Phase"] == "canceled").await;
     agent.wait_for_status(2, 1).await;
     agent.wait_until("end of our cordon", || !world.is_unschedulable(node)).await;
     assert!(world.is_there(&pod));
-    let folder = agent.config.persist_dir.join("status/wharf-local/NodeWish");
-    agent
-        .wait_until("removal of both wishes", || std::fs::read_dir(&folder).unwrap().count() == 0)
-        .await;
+    agent.wait_until("removal of both wishes", || wishes() == 0).await;
     // What the server sends later is not meant, and its old wish is known.
     agent.write(
         "run/wharf/NodeWish/device.json",
@@ -153,6 +158,7 @@ async fn an_update_is_checked_first_and_a_newer_one_takes_its_place_in_the_drain
     agent.wait_until("failure of the bad image", || agent.job("update")["Phase"] == "failed").await;
     let status =
         |wish: &NodeWish| agent.read(&format!("run/baseosmgr/BaseOsStatus/{}.json", wish.id));
+    agent.wait_until("FAILED", || status(&bad)["State"] == 124).await;
     assert!(status(&bad)["Error"].to_string().contains("its checksum is"), "{}", status(&bad));
     assert!(agent.faults().iter().any(|fault| fault.subject == "update"));
     assert_eq!(agent.history(), ["NOTREQUESTED"]);

@@ -94,6 +94,26 @@ impl World {
     }
 }
 
+/// A storage cluster is to go, and somebody does not let it.
+#[test]
+fn a_storage_cluster_whose_end_is_refused_keeps_no_claim_of_others_waiting() {
+    let world = World::with("scan_seconds = 1");
+    world.storage("over", &world.path("images"));
+    world.volume_of("over", "pv-over", "one");
+    world.protect("persistentvolumes", "pv-over");
+    world.wait_until("the storage to be held", |world| {
+        world.read(&["storagecluster", "over"])["metadata"]["finalizers"].is_array()
+    });
+    kubectl(&world.server, &["delete", "storagecluster", "over", "--wait=false"], &Value::Null);
+    world.wait_until("people to be told of it", |world| {
+        world.agent.fault("storage clusters").is_some_and(|why| why.contains("it is protected"))
+    });
+    world.class("main", &json!({}));
+    let volume = world.claim("default", "main", "data");
+    assert!(world.has_image(&volume));
+    assert!(world.agent.fault("storage clusters").is_some());
+}
+
 #[test]
 fn a_claim_of_any_namespace_gets_what_its_class_says_and_leaves_as_that_says() {
     let world = World::with("scan_seconds = 1");

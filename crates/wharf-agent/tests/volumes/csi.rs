@@ -133,7 +133,7 @@ fn a_volume_goes_from_pod_to_pod_over_a_restart_and_without_its_object() {
     assert_eq!(world.leftovers(), before);
 }
 
-fn make_volume(world: &World) {
+pub fn make_volume(world: &World) {
     let source = json!({ "driver": "volume.wharf.dev", "volumeHandle": "main/one" });
     world.volume("pv-1", "one", &json!({ "flexVolume": null, "csi": source }));
 }
@@ -143,7 +143,7 @@ fn dir_of(world: &World, pod: &Pod) -> std::path::PathBuf {
     world.path(&format!("kubelet/pods/{}/volumes/kubernetes.io~csi/pv-1/mount", pod.uid))
 }
 
-fn publish(world: &World, pod: &Pod) -> Result<(), Status> {
+pub fn publish(world: &World, pod: &Pod) -> Result<(), Status> {
     let dir = dir_of(world, pod);
     fs::create_dir_all(dir.parent().unwrap()).unwrap();
     let context = [("name", &*pod.name), ("namespace", "default"), ("uid", &pod.uid)];
@@ -164,7 +164,7 @@ fn publish(world: &World, pod: &Pod) -> Result<(), Status> {
     kubelet::<_, Empty>(world, PUBLISH, &call).map(drop)
 }
 
-fn unpublish(world: &World, pod: &Pod) -> Result<(), Status> {
+pub fn unpublish(world: &World, pod: &Pod) -> Result<(), Status> {
     let target_path = dir_of(world, pod).display().to_string();
     let call = NodeUnpublishVolumeRequest { volume_id: "main/one".to_owned(), target_path };
     kubelet::<_, Empty>(world, UNPUBLISH, &call).map(drop)

@@ -22,6 +22,7 @@ use wharf_testbed::{
 
 use crate::{
     common::kubectl,
+    hung::Stopped,
     proxy::BlockServer,
     world::{World, is_mounted, run},
 };
@@ -71,7 +72,7 @@ fn a_cut_that_cannot_be_verified_keeps_the_tenure_closed_and_forces_the_machine_
     let held = tenure(&world);
 
     let worker = processes(&world.path("fuse").display().to_string(), &["\0work\0"]);
-    let stopped = Stopped::new(worker[0].as_raw_nonzero().get());
+    let stopped = Stopped::new(worker[0]);
     // What is remembered of the file would be told without its server.
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
     world.server.process().signal(Signal::STOP).unwrap();
@@ -94,7 +95,7 @@ fn a_cut_that_cannot_be_verified_keeps_the_tenure_closed_and_forces_the_machine_
 }
 
 /// A file of a block server, as the kernel sees one of a network file system.
-fn fuse_file(world: &World, server: &BlockServer) -> std::path::PathBuf {
+pub fn fuse_file(world: &World, server: &BlockServer) -> std::path::PathBuf {
     let options = Options {
         address: server.address.clone(),
         image: ImageName::new("back").unwrap(),
@@ -107,33 +108,19 @@ fn fuse_file(world: &World, server: &BlockServer) -> std::path::PathBuf {
     proxy::start(&program, &world.path("fuse"), &options).unwrap().disk
 }
 
-/// A process that does not go on until this is dropped.
-struct Stopped(i32);
-
-impl Stopped {
-    fn new(process: i32) -> Self {
-        signal(process, KernelSignal::STOP);
-        Self(process)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ended = kill_process(Pid::from_raw(self.0).unwrap(), KernelSignal::CONT);
-    }
-}
-
 fn is_writable(dir: &Path) -> bool {
     is_mounted(dir) && fs::write(dir.join("written"), "x").is_ok()
 }
 
 /// Mounts of its own with a pod's directory among them, and a process that writes there.
-struct Container(Child);
+pub struct Container(Child);
 
 impl Container {
-    /// As a container, it has what it was given, and not what the host has.
-    fn start(world: &World, dir: &Path) -> Self {
-        let staging = world.path("kubelet/plugins/wharf.dev/volume/mounts/pv-dir");
+    /// As a container, it has what it was given, and not what the host has: what is unmounted there, also
+    /// by other tests, leaves it too.
+    pub fn start(world: &World, dir: &Path) -> Self {
+        let volume = dir.file_name().unwrap().to_str().unwrap();
+        let staging = world.path(&format!("kubelet/plugins/wharf.dev/volume/mounts/{volume}"));
         let script = format!(
             "mount --bind {0} /mnt; umount -l {1} {0} 2>/dev/null; \
              while :; do echo line >> /mnt/log; sleep 0.05; done",
@@ -141,7 +128,7 @@ impl Container {
             staging.display(),
         );
         let mut command = Command::new("unshare");
-        command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
+        command.args(["-m", "--propagation", "slave", "sh", "-c", &script]);
         Self(command.spawn().unwrap())
     }
 
@@ -187,6 +174,29 @@ fn a_directory_is_taken_from_its_pods_and_a_container_that_is_started_anew_does_
     world.wait_until("the record to go", |world| world.record("pv-dir").is_none());
     world.wait_until("the journal to go", |world| world.leftovers() == before);
     assert_eq!(length(&log), written);
+}
+
+/// Both volumes are cut off, and of one pod somebody does not want the end.
+#[test]
+fn a_pod_that_may_not_be_deleted_keeps_no_other_whose_volume_was_cut_off() {
+    let mut world = World::with(SHORT);
+    let pods = [("a", "pv-1"), ("b", "pv-2")].map(|(name, volume)| {
+        world.image(volume, 64);
+        world.volume(volume, volume, &json!({}));
+        let pod = world.pod(name);
+        assert_eq!(world.mount(&pod, volume, volume), Ok(()));
+        pod
+    });
+    world.protect("pods", "a");
+    world.server.process().signal(Signal::STOP).unwrap();
+    world.wait_until("the volumes to be taken away", |world| world.devices().is_empty());
+    world.server.process().signal(Signal::CONT).unwrap();
+    world.wait_until("the other pod to be deleted", |world| world.is_deleted(&pods[1]));
+    world.wait_until("people to be told of the first", |world| {
+        let told = world.agent.fault("pods whose volumes were cut off");
+        told.is_some_and(|why| why.contains("it is protected"))
+    });
+    assert!(!world.is_deleted(&pods[0]));
 }
 
 #[test]

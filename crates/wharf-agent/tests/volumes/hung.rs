@@ -1,25 +1,35 @@
 //! Storage that has just died, or is merely slow: who waits for it, and what becomes of others.
 
 use std::{
-    fs,
+    fs::{self, File},
     net::TcpListener,
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use wharf_testbed::devices::processes;
+use wharf_block::loops::{self, Observed};
+use wharf_testbed::{devices::processes, wait_for};
 
 use crate::{
     common::{create, kubectl},
-    proxy::BlockServer,
-    world::{Pod, World, is_mounted},
+    guard::fuse_file,
+    proxy::{BlockServer, Writer},
+    world::{Pod, World, is_mounted, run},
 };
 
-/// Far less than a step may take (95 s), and more than it takes others who do not wait for one.
+const DEADLINE: Duration = Duration::from_secs(180);
+/// How long a step may take.
+const STEP: Duration = Duration::from_secs(95);
+/// Far less than that, and more than it takes others who do not wait for one.
 const WITHOUT_WAITING: Duration = Duration::from_secs(70);
+/// Of those who let an unmount hang, and who have the kernel drop its caches, which waits for all unmounts
+/// of the machine.
+static ALONE: Mutex<()> = Mutex::new(());
 /// The smallest that is large enough for xfs, of which nothing is kept in memory for us.
 const MIB: u64 = 320;
 
@@ -41,10 +51,10 @@ fn size(dir: &Path) -> u64 {
 }
 
 /// A process that does not go on until this is dropped.
-struct Stopped(Pid);
+pub struct Stopped(Pid);
 
 impl Stopped {
-    fn new(process: Pid) -> Self {
+    pub fn new(process: Pid) -> Self {
         kill_process(process, Signal::STOP).unwrap();
         Self(process)
     }
@@ -74,6 +84,7 @@ impl Drop for Frozen {
 
 #[test]
 fn a_look_at_storage_that_just_died_ends_soon_and_loses_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = World::new();
     let server = BlockServer::start(&world);
     server.image("pv-1", MIB);
@@ -113,6 +124,96 @@ fn a_look_at_storage_that_just_died_ends_soon_and_loses_nothing() {
     for (pod, volume) in [(&hung, "pv-1"), (&well, "pv-2")] {
         assert_eq!(world.unmount(pod, volume), Ok(()));
     }
+    assert_eq!(world.leftovers(), before);
+}
+
+/// An image on a network file system that does not answer for a while, and a pod that has just ended.
+#[test]
+fn an_unmount_waits_for_a_device_that_does_not_answer_and_loses_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = World::new();
+    let server = BlockServer::start(&world);
+    server.image("back", 64);
+    let disk = fuse_file(&world, &server);
+    File::create(world.path("images/one.img")).unwrap();
+    run("mount", &[Path::new("--bind"), &disk, &world.path("images/one.img")]);
+    world.volume("pv-1", "one", &json!({}));
+    let pod = world.pod("a");
+    let before = world.leftovers();
+    assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
+    let dir = world.dir_of(&pod, "pv-1");
+    fs::write(dir.join("file"), "not stored yet").unwrap();
+    let stopped = fall_silent(&world, &disk);
+
+    thread::scope(|scope| {
+        let unmount = scope.spawn(|| world.unmount(&pod, "pv-1"));
+        world.wait_until("it to be unmounted for the pod, or refused", |_| {
+            !is_mounted(&dir) || unmount.is_finished()
+        });
+        drop(stopped);
+        assert_eq!(unmount.join().unwrap(), Ok(()));
+    });
+    assert_eq!((world.leftovers(), world.record("pv-1")), (before.clone(), None));
+    assert_eq!(world.mount(&pod, "pv-1", "one"), Ok(()));
+    assert_eq!(fs::read_to_string(dir.join("file")).unwrap(), "not stored yet");
+    assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
+    assert_eq!(world.leftovers(), before);
+}
+
+/// Stops the server of an image. A device is asked for its file by the kernel's memory of that, which is lost
+/// by a change that nobody answered: then the device does not answer either.
+fn fall_silent(world: &World, file: &Path) -> Stopped {
+    let worker = processes(&world.path("fuse").display().to_string(), &["\0work\0"]);
+    let stopped = Stopped::new(worker[0]);
+    let [device] = world.devices().try_into().unwrap();
+    let number = device.strip_prefix("loop").unwrap().parse().unwrap();
+    world.wait_until("the device to fall silent", |_| {
+        // The program of this name would look before it changes anything.
+        let change = ["-e", "chmod 0600, $ARGV[0]"];
+        let mut change = Command::new("perl").args(change).arg(file).spawn().unwrap();
+        let state = format!("/proc/{}/stat", change.id());
+        wait_for("the change to wait for an answer", DEADLINE, || {
+            Ok(fs::read_to_string(&state)?.contains("(perl) S").then_some(()))
+        })
+        .unwrap();
+        change.kill().unwrap();
+        change.wait().unwrap();
+        matches!(loops::observe(number), Some(Observed::Silent { .. }))
+    });
+    stopped
+}
+
+/// Nobody is going to store what the pod wrote last. It must not stay for ever because of that.
+#[test]
+fn a_volume_whose_storage_does_not_come_back_is_cut_off_and_leaves_the_node() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = World::new();
+    let server = BlockServer::start(&world);
+    server.volume(&world, "pv-1", "pv-1");
+    world.image("pv-2", 64);
+    world.volume("pv-2", "pv-2", &json!({}));
+    let (hung, well) = (world.pod("a"), world.pod("b"));
+    let before = world.leftovers();
+    assert_eq!(world.mount(&well, "pv-2", "pv-2"), Ok(()));
+    let own = world.leftovers();
+    assert_eq!(world.mount_of("net", &hung, "pv-1", "pv-1"), Ok(()));
+    let writer = Writer::start(world.dir_of(&well, "pv-2").join("log"));
+    let dir = world.dir_of(&hung, "pv-1");
+    fs::write(dir.join("file"), "never stored").unwrap();
+    let worker = processes(&world.path("state").display().to_string(), &["\0work\0"]);
+    let _stopped = Stopped::new(worker[0]);
+
+    let begun = Instant::now();
+    world.wait_until("an unmount to succeed", |world| world.unmount(&hung, "pv-1").is_ok());
+    assert!(begun.elapsed() >= STEP, "it was cut off after {:?}", begun.elapsed());
+    assert!(!is_mounted(&dir));
+    assert_eq!((world.leftovers(), world.record("pv-1")), (own, None));
+    world.wait_until("its pod to be deleted", |world| world.is_deleted(&hung));
+    writer.wait_for_more();
+    let (_, ended) = writer.end();
+    assert!(ended.is_ok(), "the other volume saw nothing of it: {ended:?}");
+    assert!(!world.is_deleted(&well));
+    assert_eq!(world.unmount(&well, "pv-2"), Ok(()));
     assert_eq!(world.leftovers(), before);
 }
 

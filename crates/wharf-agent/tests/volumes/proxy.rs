@@ -211,6 +211,25 @@ fn a_lost_node_is_shut_out_and_cleans_up_when_it_comes_back() {
     world.wait_until("nothing to be left", |world| world.leftovers() == before);
 }
 
+/// The agent is started anew and hears of no API server. What it tells people of a volume ends with that.
+#[test]
+fn a_fault_of_a_volume_ends_with_it_also_where_no_record_could_say_so() {
+    let mut world = World::new();
+    let mut server = BlockServer::start_with(&world, &json!({ "deadAfterSeconds": "2" }));
+    server.volume(&world, "pv-1", "one");
+    let pod = world.pod("a");
+    assert_eq!(world.mount_of("net", &pod, "pv-1", "one"), Ok(()));
+    world.server.process().signal(Signal::STOP).unwrap();
+    world.agent.restart();
+    server.process.signal(Signal::STOP).unwrap();
+    world.wait_until("it to be told", |world| world.agent.fault("volume pv-1").is_some());
+    world.wait_until("the unmount", |world| world.unmount(&pod, "pv-1").is_ok());
+    world.wait_until("it to be told no more", |world| world.agent.fault("volume pv-1").is_none());
+    world.server.process().signal(Signal::CONT).unwrap();
+    server.process.signal(Signal::CONT).unwrap();
+    world.wait_until("the record to go", |world| world.record("pv-1").is_none());
+}
+
 /// The server is stopped, and goes on later. Nobody reads or writes meanwhile.
 #[test]
 fn a_block_server_that_falls_silent_is_told_of_until_it_is_back() {

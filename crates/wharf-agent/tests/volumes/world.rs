@@ -324,6 +324,37 @@ impl World {
         !kubectl(&self.server, &get, &Value::Null).is_empty()
     }
 
+    /// From now on somebody refuses to have the object deleted.
+    pub fn protect(&self, resource: &str, name: &str) {
+        let group = json!({
+            "apiGroups": [""], "apiVersions": ["v1"], "operations": ["DELETE"],
+            "resources": [resource], "resourceNames": [name],
+        });
+        let kind = |kind: &str, spec: Value| {
+            json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
+                    "metadata": { "name": format!("protect-{name}") }, "spec": spec })
+        };
+        let policy = json!({
+            "matchConstraints": { "resourceRules": [group] },
+            "validations": [{ "expression": "false", "message": "it is protected" }],
+        });
+        create(&self.server, &kind("ValidatingAdmissionPolicy", policy));
+        let binding =
+            json!({ "policyName": format!("protect-{name}"), "validationActions": ["Deny"] });
+        create(&self.server, &kind("ValidatingAdmissionPolicyBinding", binding));
+        let delete = || {
+            Command::new(wharf_bundle::cache::find("kubectl").unwrap())
+                .arg("--kubeconfig")
+                .arg(self.server.kubeconfig_file())
+                .args(["delete", resource, name, "--dry-run=server"])
+                .output()
+                .unwrap()
+        };
+        self.wait_until("it to be protected", |_| {
+            String::from_utf8_lossy(&delete().stderr).contains("it is protected")
+        });
+    }
+
     /// All of ours on this machine: loop devices of our images, mounts, journals.
     pub fn leftovers(&self) -> BTreeSet<String> {
         let mounts = devices::mounts(self.dir.path()).into_iter();

@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures_util::{Stream, StreamExt, stream};
+use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -43,6 +44,8 @@ const AT_ONCE: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long all connections are left alone before each is asked for a sign of life.
 const SILENCE: Duration = Duration::from_secs(15);
+/// What the balancer keeps for the rest of the agent, and the node's own connections, of two files each.
+const OTHER_FILES: u64 = 224 + 200;
 /// Where the client and its files lie on the node.
 const PLACE: &str = "/root/bench-balancer";
 
@@ -72,7 +75,8 @@ pub fn run(args: &AgentArgs, world: &World, report: &mut Report) -> Result<()> {
 }
 
 fn hold(args: &AgentArgs, world: &World, node: &Host, report: &mut Report) -> Result<()> {
-    let connections = args.connections.to_string();
+    let wanted = u64::from(args.connections).min(possible());
+    let connections = wanted.to_string();
     eprintln!("agent: {connections} connections through the balancer");
     let agent = world.agent()?;
     let before = look(node, &[agent])?;
@@ -81,10 +85,10 @@ fn hold(args: &AgentArgs, world: &World, node: &Host, report: &mut Report) -> Re
         client(node, &["agent-hold", "--connections", &connections, "--agent", &number])?;
     ensure!(world.agent()? == agent, "the agent was started anew");
     world.wait_until_well()?;
-    let wanted = usize::from(args.connections);
     let before = before.first().map_or(f64::NAN, |sample| sample.resident);
     let mebibytes = held.agent_mebibytes - before;
-    let row = Row::rate("connections held", held.alive as f64, "wanted", wanted as f64, "");
+    let name = "connections held before an API server";
+    let row = Row::rate(name, held.alive as f64, "possible here", wanted as f64, "");
     report.add(row.goal(1.0).detail(format!(
         "{} of {wanted} answered after {} s of silence; opened in {:.0} s",
         held.alive,
@@ -95,6 +99,12 @@ fn hold(args: &AgentArgs, world: &World, node: &Host, report: &mut Report) -> Re
     let each = mebibytes * 1024.0 / wanted as f64;
     report.add(row.detail(format!("{before:.1} MiB before; {each:.1} KiB for each")));
     Ok(())
+}
+
+/// How many there can be where the machine does not allow the open files that the agent's unit asks for.
+fn possible() -> u64 {
+    let files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    files.saturating_sub(OTHER_FILES) / 2
 }
 
 /// Runs the client on the node; the last line that it prints is its result.

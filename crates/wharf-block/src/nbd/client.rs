@@ -254,6 +254,11 @@ impl Control {
         self.image(&Ask::Create { image: image.clone(), size })
     }
 
+    /// Makes the image the owner's, if it is nobody's. Whose it is then is in the answer.
+    pub fn own(&mut self, image: &ImageName, owner: &str) -> Result<ImageInfo, Error> {
+        self.image(&Ask::Own { image: image.clone(), owner: owner.to_owned() })
+    }
+
     pub fn delete(&mut self, image: &ImageName, generation: u64) -> Result<(), Error> {
         match self.ask(&Ask::Delete { image: image.clone(), generation })? {
             Answer::Deleted => Ok(()),

@@ -24,7 +24,12 @@ pub enum Ask {
         image: ImageName,
         size: u64,
     },
-    /// Shuts everybody out and removes the image. Its epoch stays.
+    /// Notes whose an image is, if it is nobody's. The answer says whose it is.
+    Own {
+        image: ImageName,
+        owner: String,
+    },
+    /// Shuts everybody out and removes the image. Its epoch stays, above all that were let in.
     Delete {
         image: ImageName,
         generation: u64,
@@ -73,6 +78,9 @@ pub struct ImageInfo {
     /// What it takes of the server's disk.
     pub allocated: u64,
     pub epoch: u64,
+    /// Whose it is, if somebody has said so.
+    #[serde(default)]
+    pub owner: Option<String>,
     /// How many connections it has at this moment.
     pub clients: usize,
 }

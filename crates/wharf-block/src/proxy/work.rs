@@ -38,6 +38,7 @@ pub(super) fn run(run_dir: &Path) -> ExitCode {
 }
 
 fn work(place: &Place) -> io::Result<i32> {
+    stay_out_of_our_own_way(place);
     let options: Options = state::read(&place.file(OPTIONS))?.ok_or(io::ErrorKind::NotFound)?;
     // The holder hands it over as our standard input.
     let fuse = File::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -66,6 +67,14 @@ fn work(place: &Place) -> io::Result<i32> {
     let _told = first.open();
     channel.serve(&mut first)?;
     Ok(UNMOUNTED)
+}
+
+/// When memory is short the kernel writes to disks to get some, and would wait for us while we wait for it. It
+/// holds for the threads that are started later, too. Without the capability for it we go on as others do.
+fn stay_out_of_our_own_way(place: &Place) {
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        hold::log(place, &format!("the kernel may wait for itself when memory is short: {error}"));
+    }
 }
 
 fn spawn<T: Send + 'static>(

@@ -3,12 +3,15 @@
 //! The node itself does them, once, after its drain; the server lets them in beside what else is out
 //! of service, hands them on, and follows what the agent says.
 
+#[cfg(test)]
+mod tests;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentRecord, JobPhase};
+use super::{AgentRecord, JobPhase, JobSaid};
 use crate::{
     disruption,
     node::{gate::is_over, status::DrainStatus},
@@ -16,8 +19,11 @@ use crate::{
     record::Kind,
 };
 
-/// So long after a cancel an agent that does not speak of the operation has never begun it.
+/// So long after a cancel an agent that does not speak of the operation has never begun it, and one that
+/// has no link is not waited for.
 const HEARD: Duration = Duration::from_secs(10);
+
+const NO_LINK: &str = "there is no link to the node's agent";
 
 /// The last operation of a node. The id is `<cluster>/<node>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,7 +151,7 @@ pub fn decide_operation(
     returned: &Returned,
     now: Timestamp,
 ) -> Next {
-    let job = agent.jobs.iter().find(|job| job.id == operation.id);
+    let job = job_of(operation, agent);
     let phase = job.map(|job| job.phase);
     if !operation.is_running() {
         let is_up = operation.away && linked && phase != Some(JobPhase::Leaving);
@@ -159,39 +165,122 @@ pub fn decide_operation(
     if operation.canceled_at.is_some() && !operation.admitted {
         return end(OperationState::Canceled, None);
     }
+    if operation.local {
+        return local(operation, agent, linked, returned, now);
+    }
     if !operation.admitted {
         return Next::Ask;
-    }
-    if operation.local {
-        return local(operation, agent, linked, returned);
     }
     match phase {
         Some(JobPhase::Done) => once_returned(operation, returned),
         Some(JobPhase::Failed) => end(OperationState::Failed, job.map(|job| job.reason.clone())),
-        Some(JobPhase::Canceled) => end(OperationState::Canceled, None),
-        Some(JobPhase::Leaving) if !linked && operation.kind == disruption::Kind::Shutdown => {
-            let reason = Some("the machine was shut down".to_owned());
-            Next::End { state: OperationState::Succeeded, reason, away: true }
+        Some(JobPhase::Canceled) => match called_off(operation, job) {
+            // What took its place goes on with its drain: the machine is not back in between.
+            Some(why) if agent.wants.is_some() => {
+                let sentence = last_known(format!("{why}; {}", drain_sentence(agent)), linked);
+                Next::Wait(sentence)
+            }
+            why => end(OperationState::Canceled, why),
+        },
+        Some(phase) if is_shut_down(phase, operation, linked) => shut_down(),
+        Some(phase) => {
+            let sentence = wait(phase, job.map_or("", |job| &job.reason), agent, linked);
+            wait_or_let_go(sentence, operation, agent, linked, now)
         }
-        Some(phase) => Next::Wait(wait(phase, job.map_or("", |job| &job.reason), agent, linked)),
         None => unheard(operation, agent, linked, now),
     }
 }
 
-/// Whoever asked on the node does the rest there.
+/// What the agent says of the operation. The server does not know the id of what was asked for on the
+/// node itself; of each kind there is one job at a time, and those that lost their place come last.
+fn job_of<'a>(operation: &NodeOperation, agent: &'a AgentRecord) -> Option<&'a JobSaid> {
+    agent.jobs.iter().find(|job| match operation.local {
+        true => job.kind == Some(operation.kind),
+        false => job.id == operation.id,
+    })
+}
+
+/// Whoever asked on the node does the rest there. The server asks the guard as long as the node wants
+/// it, and tells how it ended.
 fn local(
     operation: &NodeOperation,
     agent: &AgentRecord,
     linked: bool,
     returned: &Returned,
+    now: Timestamp,
 ) -> Next {
-    if linked && agent.reported && agent.wants.is_none() {
-        return once_returned(operation, returned);
+    let job = job_of(operation, agent);
+    let phase = job.map(|job| job.phase);
+    // What it said before its link was lost may not hold any more.
+    let is_heard = linked && agent.reported;
+    if is_heard && agent.wants.is_none() {
+        return match phase {
+            Some(JobPhase::Done) => once_returned(operation, returned),
+            Some(JobPhase::Failed) => {
+                end(OperationState::Failed, job.map(|job| job.reason.clone()))
+            }
+            Some(JobPhase::Canceled) => end(OperationState::Canceled, None),
+            Some(phase) => Next::Wait(wait(phase, job.map_or("", |job| &job.reason), agent, true)),
+            None if operation.admitted => {
+                let reason = "the node's agent does not speak of it any more".to_owned();
+                end(OperationState::Failed, Some(reason))
+            }
+            None => end(OperationState::Canceled, None),
+        };
     }
-    Next::Wait(match &agent.drain {
-        Some(_) => drain_sentence(agent),
-        None => "the node is being drained".to_owned(),
-    })
+    if phase.is_some_and(|phase| is_shut_down(phase, operation, linked)) {
+        return shut_down();
+    }
+    if !operation.admitted {
+        return match (is_heard, linked) {
+            (true, _) => Next::Ask,
+            (false, true) => Next::Wait("the node's agent has not said how it is".to_owned()),
+            (false, false) => Next::Wait(NO_LINK.to_owned()),
+        };
+    }
+    let sentence = match (phase, &agent.drain) {
+        (Some(JobPhase::Leaving), _) => wait(JobPhase::Leaving, "", agent, linked),
+        (_, Some(_)) => last_known(drain_sentence(agent), linked),
+        (_, None) => last_known("the node is being drained".to_owned(), linked),
+    };
+    wait_or_let_go(sentence, operation, agent, linked, now)
+}
+
+/// A machine that was told to shut down and does not speak any more is off.
+fn is_shut_down(phase: JobPhase, operation: &NodeOperation, linked: bool) -> bool {
+    phase == JobPhase::Leaving && !linked && operation.kind == disruption::Kind::Shutdown
+}
+
+fn shut_down() -> Next {
+    let reason = Some("the machine was shut down".to_owned());
+    Next::End { state: OperationState::Succeeded, reason, away: true }
+}
+
+/// Why an operation ended as canceled that nobody canceled here.
+fn called_off(operation: &NodeOperation, job: Option<&JobSaid>) -> Option<String> {
+    let told = job.map(|job| job.reason.clone()).filter(|reason| !reason.is_empty());
+    let told = told.unwrap_or_else(|| "it was called off on the node itself".to_owned());
+    operation.canceled_at.is_none().then_some(told)
+}
+
+/// An agent without a link cannot be told to stop. Whoever cancels what it does wants no more than not
+/// to wait for that machine: others may go out of service, and it may be repaired or removed.
+fn wait_or_let_go(
+    sentence: String,
+    operation: &NodeOperation,
+    agent: &AgentRecord,
+    linked: bool,
+    now: Timestamp,
+) -> Next {
+    let Some(canceled_at) = operation.canceled_at.filter(|_| !linked) else {
+        return Next::Wait(sentence);
+    };
+    let mut silent_since = [Some(canceled_at), agent.seen_at].into_iter().flatten();
+    if silent_since.all(|since| is_over(since, HEARD, now)) {
+        let reason = format!("{sentence}; nobody waits for that any more");
+        return end(OperationState::Failed, Some(reason));
+    }
+    Next::WaitFor(HEARD, sentence)
 }
 
 /// It was done; it is over when the machine is in service again, or when nobody wants to wait for that.
@@ -210,7 +299,7 @@ fn once_returned(operation: &NodeOperation, returned: &Returned) -> Next {
 /// The agent does not speak of it.
 fn unheard(operation: &NodeOperation, agent: &AgentRecord, linked: bool, now: Timestamp) -> Next {
     if !linked {
-        return Next::Wait("there is no link to the node's agent".to_owned());
+        return wait_or_let_go(NO_LINK.to_owned(), operation, agent, linked, now);
     }
     let not_taken = "the node's agent has not taken it over yet".to_owned();
     match operation.canceled_at {
@@ -239,8 +328,11 @@ fn wait(phase: JobPhase, reason: &str, agent: &AgentRecord, linked: bool) -> Str
             reason => reason.to_owned(),
         },
     };
-    let lost = !linked && phase != JobPhase::Leaving;
-    if lost { format!("{sentence} (no link; last known)") } else { sentence }
+    last_known(sentence, linked || phase == JobPhase::Leaving)
+}
+
+fn last_known(sentence: String, holds: bool) -> String {
+    if holds { sentence } else { format!("{sentence} (no link; last known)") }
 }
 
 /// How far the drain is, with what blocks it.
@@ -259,181 +351,4 @@ fn drain_sentence(agent: &AgentRecord) -> String {
 
 fn end(state: OperationState, reason: Option<String>) -> Next {
     Next::End { state, reason, away: false }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::agents::{DrainSaid, JobSaid};
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
-
-    fn operation(kind: disruption::Kind) -> NodeOperation {
-        NodeOperation {
-            cluster: "demo".to_owned(),
-            node: "n1".to_owned(),
-            id: "1".to_owned(),
-            kind,
-            image: None,
-            machine: "192.0.2.1".to_owned(),
-            critical: true,
-            local: false,
-            requested_by: "admin".to_owned(),
-            state: OperationState::Running,
-            started_at: at(0),
-            ended_at: None,
-            canceled_at: None,
-            admitted: true,
-            away: false,
-            reason: None,
-        }
-    }
-
-    fn agent(phase: Option<JobPhase>) -> AgentRecord {
-        let job = |phase| JobSaid { id: "1".to_owned(), phase, reason: "why".to_owned() };
-        AgentRecord {
-            jobs: phase.map(job).into_iter().collect(),
-            reported: true,
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn every_phase_that_the_agent_tells_of_leads_on() {
-        use disruption::Kind::{Reboot, Shutdown};
-        let waits = |text: &str| Next::Wait(text.to_owned());
-        let rows = [
-            (Reboot, None, true, waits("the node's agent has not taken it over yet")),
-            (Reboot, None, false, waits("there is no link to the node's agent")),
-            (Reboot, Some(JobPhase::Preparing), true, waits("why")),
-            (Reboot, Some(JobPhase::Deferred), false, waits("why (no link; last known)")),
-            (Reboot, Some(JobPhase::Commanding), true, waits("why")),
-            (Reboot, Some(JobPhase::Leaving), true, waits("why")),
-            (Reboot, Some(JobPhase::Leaving), false, waits("the node is down, or on its way back")),
-            (Reboot, Some(JobPhase::Done), true, Next::LookForReturn),
-            (Shutdown, Some(JobPhase::Leaving), true, waits("why")),
-            (
-                Shutdown,
-                Some(JobPhase::Leaving),
-                false,
-                Next::End {
-                    state: OperationState::Succeeded,
-                    reason: Some("the machine was shut down".to_owned()),
-                    away: true,
-                },
-            ),
-            (
-                Reboot,
-                Some(JobPhase::Failed),
-                false,
-                end(OperationState::Failed, Some("why".to_owned())),
-            ),
-            (Reboot, Some(JobPhase::Canceled), true, end(OperationState::Canceled, None)),
-        ];
-        for (kind, phase, linked, expected) in rows {
-            let (operation, agent) = (operation(kind), agent(phase));
-            let next = decide_operation(&operation, &agent, linked, &Returned::NotAsked, at(1));
-            assert_eq!(next, expected, "{kind:?} {phase:?} {linked}");
-        }
-    }
-
-    #[test]
-    fn a_cancel_ends_what_nobody_heard_of_and_waits_for_the_agent_otherwise() {
-        let mut canceled = operation(disruption::Kind::Reboot);
-        canceled.canceled_at = Some(at(5));
-        let next = |operation: &NodeOperation, phase, linked, now| {
-            decide_operation(operation, &agent(phase), linked, &Returned::NotAsked, at(now))
-        };
-        let over = end(OperationState::Canceled, None);
-        assert!(matches!(next(&canceled, None, true, 6), Next::WaitFor(..)));
-        assert_eq!(next(&canceled, None, true, 15), over, "it was never begun");
-        assert!(matches!(next(&canceled, None, false, 99), Next::Wait(_)), "who knows");
-        assert!(matches!(next(&canceled, Some(JobPhase::Leaving), true, 99), Next::Wait(_)));
-        canceled.admitted = false;
-        assert_eq!(next(&canceled, None, false, 5), over);
-        canceled.canceled_at = None;
-        assert_eq!(next(&canceled, None, true, 5), Next::Ask);
-    }
-
-    #[test]
-    fn a_machine_is_back_when_its_kubelet_and_etcd_are() {
-        let seen = |boot_id: &str, ready, etcd: &[(&str, bool)]| Seen {
-            boot_id: boot_id.to_owned(),
-            ready,
-            etcd: etcd.iter().map(|(host, good)| ((*host).to_owned(), *good)).collect(),
-        };
-        let rows = [
-            (None, Some("no such node")),
-            (Some(seen("old", true, &[])), Some("has not come back")),
-            (Some(seen("new", false, &[])), Some("not Ready")),
-            (Some(seen("new", true, &[("a", true), ("b", false)])), Some("in order at b")),
-            (Some(seen("new", true, &[("a", true), ("b", true)])), None),
-            (Some(seen("new", true, &[])), None),
-        ];
-        for (seen, missing) in rows {
-            match (Returned::judge(seen.as_ref(), "new"), missing) {
-                (Returned::Yes, None) => {}
-                (Returned::NotYet(why), Some(missing)) => assert!(why.ends_with(missing), "{why}"),
-                (other, _) => panic!("{seen:?}: {other:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn a_machine_that_was_shut_down_counts_until_it_is_back() {
-        let mut down = operation(disruption::Kind::Shutdown);
-        (down.state, down.away) = (OperationState::Succeeded, true);
-        assert!(down.is_out());
-        let next = |phase, linked, returned: &Returned| {
-            decide_operation(&down, &agent(phase), linked, returned, at(1))
-        };
-        let unasked = Returned::NotAsked;
-        assert_eq!(next(Some(JobPhase::Leaving), false, &unasked), Next::Nothing);
-        assert_eq!(next(Some(JobPhase::Leaving), true, &unasked), Next::Nothing, "not gone yet");
-        assert_eq!(next(Some(JobPhase::Done), true, &unasked), Next::LookForReturn);
-        let not_yet = Returned::NotYet("it is not Ready".to_owned());
-        assert_eq!(next(Some(JobPhase::Done), true, &not_yet), Next::LookAgain(LOOK_EVERY));
-        assert_eq!(next(Some(JobPhase::Done), true, &Returned::Yes), Next::Back);
-        down.away = false;
-        assert!(!down.is_out());
-        let yes = Returned::Yes;
-        assert_eq!(decide_operation(&down, &agent(None), true, &yes, at(1)), Next::Nothing);
-    }
-
-    #[test]
-    fn a_machine_that_speaks_again_is_out_until_its_cluster_has_it_back() {
-        let mut done = operation(disruption::Kind::Update);
-        let next = |operation: &NodeOperation, returned: &Returned| {
-            decide_operation(operation, &agent(Some(JobPhase::Done)), true, returned, at(1))
-        };
-        let not_yet = Returned::NotYet("the node is not Ready".to_owned());
-        let sentence = "it was done, but the node is not Ready".to_owned();
-        assert_eq!(next(&done, &not_yet), Next::WaitFor(LOOK_EVERY, sentence));
-        assert_eq!(next(&done, &Returned::Yes), end(OperationState::Succeeded, None));
-        done.canceled_at = Some(at(0));
-        let Next::End { state, reason, away } = next(&done, &not_yet) else { panic!("it goes on") };
-        assert_eq!((state, away), (OperationState::Failed, false));
-        assert!(reason.unwrap().contains("the node is not Ready"));
-    }
-
-    #[test]
-    fn what_is_asked_for_on_the_node_lasts_as_long_as_the_node_wants_it() {
-        let local = NodeOperation { local: true, ..operation(disruption::Kind::Update) };
-        let mut wanting = agent(None);
-        wanting.wants = Some(disruption::Kind::Update);
-        wanting.drain =
-            Some(DrainSaid { status: 5, reason: "r".to_owned(), blocking: vec!["b".to_owned()] });
-        let text = "the drain is at CORDONED; r; b".to_owned();
-        let next = |agent: &AgentRecord, linked, returned: &Returned| {
-            decide_operation(&local, agent, linked, returned, at(1))
-        };
-        assert_eq!(next(&wanting, true, &Returned::Yes), Next::Wait(text));
-        wanting.wants = None;
-        assert!(matches!(next(&wanting, false, &Returned::Yes), Next::Wait(_)));
-        assert_eq!(next(&wanting, true, &Returned::NotAsked), Next::LookForReturn);
-        let over = end(OperationState::Succeeded, None);
-        assert_eq!(next(&wanting, true, &Returned::Yes), over);
-    }
 }

@@ -11,7 +11,7 @@ mod render;
 
 pub use decide::{
     Interface, Mac, Masquerade, NetworkAction, NetworkDecision, ObservedNetwork, ObservedTable,
-    ObservedTunnel, PodRoute, Tunnel, TunnelPeer, Way, decide_network,
+    ObservedTunnel, Route, Tunnel, TunnelPeer, Way, decide_network,
 };
 pub use render::{render_conflist, render_masquerade};
 

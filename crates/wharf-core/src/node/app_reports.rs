@@ -14,7 +14,7 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodWord {
     pub started: Option<Timestamp>,
-    /// Why it does not run.
+    /// Why it does not run, or one of its containers does not.
     pub trouble: Option<String>,
 }
 
@@ -52,8 +52,8 @@ fn error(status: &AppStatus, word: Option<&PodWord>) -> String {
         let since = status.unknown_since.map(|since| since.to_string()).unwrap_or_default();
         return format!("nobody has known how it is since {since}");
     }
-    let trouble = word.and_then(|word| word.trouble.clone());
-    trouble.filter(|_| !status.running).unwrap_or_default()
+    // Also while it counts as running: a pod whose container crashes over and over does.
+    word.and_then(|word| word.trouble.clone()).unwrap_or_default()
 }
 
 /// What else is said of the application as a whole.
@@ -196,14 +196,19 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_is_active_where_it_runs_and_its_trouble_counts_until_then() {
-        let word = PodWord { started: None, trouble: Some("ImagePullBackOff".to_owned()) };
+    fn a_domain_is_active_where_it_runs_and_its_trouble_is_told_also_while_it_does() {
         let rows = [
-            (status(true, "n1"), "web-0b1a2-x Running n1 active"),
-            (status(true, "n2"), "web-0b1a2-x Running n2"),
-            (status(false, "n1"), "web-0b1a2-x Pending n1: ImagePullBackOff"),
+            (status(true, "n1"), "", "web-0b1a2-x Running n1 active"),
+            (
+                status(true, "n1"),
+                "CrashLoopBackOff",
+                "web-0b1a2-x Running n1 active: CrashLoopBackOff",
+            ),
+            (status(true, "n2"), "CrashLoopBackOff", "web-0b1a2-x Running n2: CrashLoopBackOff"),
+            (status(false, "n1"), "ImagePullBackOff", "web-0b1a2-x Pending n1: ImagePullBackOff"),
             (
                 AppStatus { vmi_name: "web-0b1a2q".to_owned(), ..status(true, "n1") },
+                "",
                 "web-0b1a2q Running n1 active",
             ),
             (
@@ -213,10 +218,13 @@ mod tests {
                     pod_name: String::new(),
                     ..status(false, "")
                 },
+                "ImagePullBackOff",
                 "web-0b1a2 Halting : nobody has known how it is since 1970-01-01T00:00:00Z",
             ),
         ];
-        for (status, expected) in rows {
+        for (status, trouble, expected) in rows {
+            let trouble = Some(trouble.to_owned()).filter(|trouble| !trouble.is_empty());
+            let word = PodWord { started: None, trouble };
             let domain = decide_domain(&app(true), &status, Some(&word));
             let active = if domain.activated { " active" } else { "" };
             let error = if domain.error.is_empty() { "" } else { ": " };

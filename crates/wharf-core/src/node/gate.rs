@@ -13,6 +13,7 @@
 //! Start reading at [`decide_gate`]; what comes of effects goes back by [`apply`].
 
 mod apply;
+mod guard;
 mod record;
 mod report;
 
@@ -27,6 +28,7 @@ use super::status::{DrainStatus, Requester};
 use crate::drain::{Cordon, NodeFacts};
 
 pub use apply::{Outcome, apply};
+pub use guard::{Guard, GuardWord, decide_guard};
 pub use record::{End, How, Pause, Phase, Record, Request, Requests, Starting, Turn};
 pub use report::{Published, Wait, completion_line, is_waiting_for_drain, name_blockers};
 
@@ -116,14 +118,6 @@ pub fn choose_force(files: [Option<(u8, u8)>; FORCE_FILES.len()]) -> Option<Forc
     })
 }
 
-/// What the cluster's disruption guard says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Guard {
-    /// It agrees, or there is none to be reached, in which case budgets alone protect.
-    Open,
-    Refuses(String),
-}
-
 /// Whether the cluster's API answers. A refused connection is no answer, as is a server that only
 /// says that it cannot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,6 +132,8 @@ pub enum Worker {
     Idle,
     Cordoning,
     Draining,
+    /// A cordon that was left is being taken back.
+    Uncordoning,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -193,6 +189,7 @@ pub fn decide_gate(record: &Record, facts: &Facts, now: Timestamp, policy: &Poli
         Phase::Draining { begun, .. } => gate.decide_draining(*begun),
         Phase::Pausing(pause) => gate.decide_pausing(pause),
         Phase::Failed { end, .. } => gate.decide_failed(end),
+        Phase::Complete { end, how: How::ForcedForOne } => gate.decide_forced_for_one(end),
         Phase::Complete { end, how } => gate.decide_complete(end, *how),
     }
 }
@@ -232,7 +229,8 @@ impl Gate<'_> {
     /// withdrawn. After a boot the node gets its pods back when it is ready for them.
     fn leftover_cordon(&self) -> Vec<Effect> {
         let mut effects = self.stop_worker();
-        if self.has_our_cordon() && !self.record.awaits_ready {
+        let begun = self.facts.worker == Worker::Uncordoning;
+        if self.has_our_cordon() && !self.record.awaits_ready && !begun {
             effects.push(Effect::Uncordon);
         }
         effects
@@ -245,6 +243,10 @@ impl Gate<'_> {
         if !starting.silent.is_zero() {
             let (silent, looked) = (Duration::ZERO, self.now);
             return self.move_to(Phase::Starting(Starting { silent, looked, ..starting.clone() }));
+        }
+        // It may still look like ours: a drain that relied on it would take its end for a person's.
+        if self.facts.worker == Worker::Uncordoning {
+            return self.rest(Vec::new(), Some(Wait::Uncordon));
         }
         if self.has_our_cordon() {
             return self.move_to(Phase::Draining { begun: self.now, attempt: 1 });
@@ -298,6 +300,7 @@ impl Gate<'_> {
         let deadline = later(begun, self.policy.drain_timeout);
         match self.facts.worker {
             Worker::Draining => self.rest(Vec::new(), Some(Wait::Drain)),
+            Worker::Uncordoning => self.rest(Vec::new(), Some(Wait::Uncordon)),
             Worker::Idle | Worker::Cordoning => {
                 self.rest(vec![Effect::Drain { deadline }], Some(Wait::Drain))
             }
@@ -351,7 +354,7 @@ impl Gate<'_> {
         let stale = match how {
             How::Drained { .. } => gone,
             How::Skipped => self.facts.api == Api::Answers,
-            How::Forced => !end.turn.answered.is_empty(),
+            How::Forced | How::ForcedForOne => !end.turn.answered.is_empty(),
         };
         if end.turn.is_news(asked) && stale {
             return self.begin_again();
@@ -365,6 +368,22 @@ impl Gate<'_> {
         }
     }
 
+    /// What a person said of one who asks is not the other's: that one waits, and gets a drain of its own
+    /// when the first does not ask any more.
+    fn decide_forced_for_one(&self, end: &End) -> Decision {
+        let (asked, one) = (&self.facts.requests, end.turn.requester);
+        match (asked.get(one), end.turn.answered.get(one)) {
+            (Some(now), Some(answered)) if now == answered => self.rest(self.stop_worker(), None),
+            (Some(_), Some(_)) | (None, Some(_)) => self.give_back(),
+            (Some(_), None) => {
+                let turn = Turn { answered: asked.clone(), ..end.turn.clone() };
+                self.move_to(self.record.phase.with_turn(turn))
+            }
+            (None, None) if is_over(end.at, HOLD, self.now) => self.give_back(),
+            (None, None) => self.wake(self.rest(self.stop_worker(), None), later(end.at, HOLD)),
+        }
+    }
+
     /// Another request than the ones that were answered: it is not to take that answer for its own.
     fn begin_again(&self) -> Decision {
         self.move_to(Phase::Idle)
@@ -373,7 +392,12 @@ impl Gate<'_> {
     /// The file goes once the record has taken it over.
     fn end_by_force(&self, forced: Forced) -> Decision {
         let turn = Turn::forced(forced.requested_by, &self.facts.requests, self.now);
-        if let Phase::Complete { end, how: How::Forced } = &self.record.phase
+        let how = match forced.requested_by {
+            Requester::Nobody => How::Forced,
+            Requester::DeviceOperation | Requester::Update => How::ForcedForOne,
+        };
+        if let Phase::Complete { end, how: known } = &self.record.phase
+            && *known == how
             && end.turn.requester == turn.requester
             && !end.turn.is_news(&self.facts.requests)
         {
@@ -383,7 +407,7 @@ impl Gate<'_> {
         }
         let reason = "a person said so by the force file".to_owned();
         let end = End { at: self.now, turn, reason };
-        self.move_to(Phase::Complete { end, how: How::Forced })
+        self.move_to(Phase::Complete { end, how })
     }
 
     /// Back to where nobody asks; the cordon goes by a later look.
@@ -395,7 +419,7 @@ impl Gate<'_> {
     fn stop_worker(&self) -> Vec<Effect> {
         match self.facts.worker {
             Worker::Draining => vec![Effect::StopDrain],
-            Worker::Idle | Worker::Cordoning => Vec::new(),
+            Worker::Idle | Worker::Cordoning | Worker::Uncordoning => Vec::new(),
         }
     }
 

@@ -36,6 +36,9 @@ pub struct App {
     pub kube_name: String,
     /// It is meant for this node.
     pub designated: bool,
+    /// Nobody wants its logs (`DisableLogs`). It is listed all the same, so that its pods are not taken
+    /// for those of one with a shorter name.
+    pub silent: bool,
 }
 
 /// Whose log the one of this container is.

@@ -71,8 +71,8 @@ pub struct Facts {
     pub drain: Published,
     /// This process is running the update's command. None that an earlier one began is left.
     pub commanding: bool,
-    /// This process has told the node to go down, and nothing speaks against its doing so.
-    pub ordered: bool,
+    /// For this job this process has told the node to go down, and nothing speaks against its doing so.
+    pub ordered: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,8 +120,8 @@ pub struct Decision {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Take the node down. May be done twice.
-    Leave(Power),
+    /// Take the node down for the job with this id. May be done twice.
+    Leave { id: String, power: Power },
     /// Put the update with this id in place. Is done once.
     Command { id: String },
 }
@@ -171,28 +171,25 @@ pub fn apply(journal: &mut Journal, outcome: Outcome, now: Timestamp) -> bool {
     }
 }
 
-/// What is said of a base OS that is wanted: its state, and whether the node runs it.
-pub fn base_os_state(image: &Image, job: Option<&Job>) -> (SwState, bool) {
-    match job.map(|job| &job.phase) {
-        Some(Phase::Done { .. }) => return (SwState::Installed, true),
-        Some(Phase::Leaving { .. }) => return (SwState::Installed, false),
-        Some(
-            Phase::Preparing { .. }
-            | Phase::Deferred { .. }
-            | Phase::Commanding { .. }
-            | Phase::Failed { .. }
-            | Phase::Canceled { .. },
-        )
-        | None => {}
-    }
-    let state = match image {
-        Image::Fetching => SwState::Downloading,
-        Image::Loading => SwState::Loading,
-        Image::Loaded => SwState::Loaded,
-        Image::Installed => SwState::Installed,
-        Image::Failed(_) => SwState::Failed,
+/// What is said of the base OS of an update: its state, and whether the node runs it. Of one that is not
+/// wanted any more nothing is. Once a job is over its image tells nothing.
+pub fn base_os_state(image: &Image, job: &Job) -> Option<(SwState, bool)> {
+    let state = match (&job.phase, image) {
+        (Phase::Canceled { .. }, _) => return None,
+        (Phase::Done { .. }, _) => return Some((SwState::Installed, true)),
+        (Phase::Failed { .. }, _) => SwState::Failed,
+        (Phase::Leaving { .. }, _) => SwState::Installed,
+        (Phase::Preparing { .. } | Phase::Deferred { .. } | Phase::Commanding { .. }, image) => {
+            match image {
+                Image::Fetching => SwState::Downloading,
+                Image::Loading => SwState::Loading,
+                Image::Loaded => SwState::Loaded,
+                Image::Installed => SwState::Installed,
+                Image::Failed(_) => SwState::Failed,
+            }
+        }
     };
-    (state, false)
+    Some((state, false))
 }
 
 struct Look<'a> {
@@ -226,7 +223,7 @@ impl Look<'_> {
             Phase::Leaving { boot_id, since, .. } => {
                 if boot_id != self.facts.boot_id {
                     job.phase = Phase::Done { at: self.now };
-                } else if self.facts.ordered && is_over(since, LEAVING, self.now) {
+                } else if self.is_ordered(&job) && is_over(since, LEAVING, self.now) {
                     job.fail("the node is still up", self.now);
                 } else {
                     self.wait(me, Wait::Leaving);
@@ -292,8 +289,8 @@ impl Look<'_> {
                 Phase::Commanding { .. } if old.as_ref() != Some(job) => {
                     effects.push(Effect::Command { id: job.id.clone() });
                 }
-                Phase::Leaving { .. } if !self.facts.ordered => {
-                    effects.push(Effect::Leave(job.kind.power()));
+                Phase::Leaving { .. } if !self.is_ordered(job) => {
+                    effects.push(Effect::Leave { id: job.id.clone(), power: job.kind.power() });
                 }
                 Phase::Preparing { .. }
                 | Phase::Deferred { .. }
@@ -305,6 +302,11 @@ impl Look<'_> {
             }
         }
         effects
+    }
+
+    /// An order that was given for another job came to nothing: that one has failed.
+    fn is_ordered(&self, job: &Job) -> bool {
+        self.facts.ordered.as_ref() == Some(&job.id)
     }
 
     /// Whether what the job needs is on the node. A device operation needs nothing.

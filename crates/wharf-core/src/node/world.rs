@@ -40,6 +40,8 @@ struct World {
     record: gate::Record,
     journal: Journal,
     force: Option<Forced>,
+    /// For whom alone a person forced the end that holds.
+    named: Option<Requester>,
     // The files in memory: lost at a boot.
     requests: Requests,
     published: Published,
@@ -47,7 +49,7 @@ struct World {
     worker: Worker,
     worker_until: i64,
     commanding: Option<i64>,
-    ordered: Option<i64>,
+    ordered: Option<(String, i64)>,
     // The node and its cluster.
     clustered: bool,
     answers: bool,
@@ -79,6 +81,7 @@ impl World {
             record: gate::Record::new("boot-1"),
             journal: Journal::default(),
             force: None,
+            named: None,
             requests: Requests::default(),
             published: Published {
                 status: DrainStatus::NotSupported,
@@ -216,6 +219,12 @@ impl World {
                     self.empty = true;
                     Some(gate::Outcome::Drained)
                 }
+                // A person may have been faster.
+                Worker::Uncordoning => {
+                    let taken = self.cordon.take_if(|_| self.answers);
+                    self.empty &= taken.is_none();
+                    None
+                }
                 Worker::Idle => None,
             };
             self.worker = Worker::Idle;
@@ -233,7 +242,7 @@ impl World {
             };
             requester::apply(&mut self.journal, outcome, now);
         }
-        if self.ordered.is_some_and(|until| self.now >= until) {
+        if self.ordered.as_ref().is_some_and(|(_, until)| self.now >= *until) {
             self.boot();
         }
     }
@@ -266,6 +275,13 @@ impl World {
         if let Some(record) = decision.record {
             self.record = record;
         }
+        let forced = self.force.filter(|forced| forced.status == DrainStatus::Complete);
+        self.named = match &self.record.phase {
+            gate::Phase::Complete { how: gate::How::ForcedForOne, .. } => {
+                forced.map(|forced| forced.requested_by).or(self.named)
+            }
+            _ => None,
+        };
         if self.chaos && self.chance.one_in(200) {
             return Err(());
         }
@@ -289,10 +305,10 @@ impl World {
                 }
                 gate::Effect::StopDrain => self.worker = Worker::Idle,
                 gate::Effect::Uncordon => {
-                    let cordon = self.cordon.take().unwrap();
-                    assert_eq!(cordon.owner, CORDON_OWNER);
+                    assert_eq!(self.cordon.as_ref().unwrap().owner, CORDON_OWNER);
                     assert!(self.now >= self.ready_at, "a node that is not ready gets pods");
-                    self.empty = false;
+                    self.worker = Worker::Uncordoning;
+                    self.worker_until = self.now + 1 + self.chance.below(5) as i64;
                 }
                 gate::Effect::RemoveForceFile => self.force = None,
             }
@@ -307,7 +323,7 @@ impl World {
             updates: self.update.iter().cloned().collect(),
             drain: self.published,
             commanding: self.commanding.is_some(),
-            ordered: self.ordered.is_some(),
+            ordered: self.ordered.as_ref().map(|(id, _)| id.clone()),
         };
         let before = self.journal.clone();
         let retry = Self::policy().drain_retry;
@@ -322,9 +338,9 @@ impl World {
         self.requests = decision.requests;
         for effect in decision.effects {
             match effect {
-                requester::Effect::Leave(_) => {
+                requester::Effect::Leave { id, .. } => {
                     assert!(self.ordered.is_none(), "ordered twice");
-                    self.ordered = Some(self.now + 3);
+                    self.ordered = Some((id, self.now + 3));
                 }
                 requester::Effect::Command { id } => {
                     *self.commands.entry(id).or_default() += 1;
@@ -359,6 +375,12 @@ impl World {
                 self.record.phase,
                 gate::Phase::Complete { how: gate::How::Drained { .. }, .. }
             );
+            // What a person said of one of the two is not the other's.
+            if let Some(named) = self.named.filter(|_| status == DrainStatus::Complete) {
+                let is_update = after.update.as_ref().is_some_and(|job| job.id == *id);
+                let me = if is_update { Requester::Update } else { Requester::DeviceOperation };
+                assert_eq!(me, named, "{id} goes by another one's end");
+            }
             // Unless a person filled it again behind our back.
             if status == DrainStatus::Complete && drained && self.cordon.is_some() {
                 assert!(self.empty, "{id} goes on a node that is not empty");

@@ -466,6 +466,7 @@ impl<'a> Attach<'a> {
             epoch: self.volume.epoch,
             raised,
             fenced: &self.snapshot.fenced,
+            is_over: false,
         };
         let writes = !self.access.is_read_only(&self.snapshot.request);
         let joins = self.joined().filter(|_| !push.fences(pushed));

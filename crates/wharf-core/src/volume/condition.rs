@@ -15,6 +15,10 @@ pub const WAITING: &str = "Waiting";
 /// A node that holds the volume does not reach its storage.
 pub const STORAGE_AWAY: &str = "StorageAway";
 
+/// As many of a kind as anybody reads. The resource has room for both kinds, and a record with those of a
+/// thousand nodes would be too large to be stored.
+pub const MOST_OF_A_KIND: usize = 50;
+
 /// One is known by its kind and the node that says so.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -77,13 +81,14 @@ impl Condition {
 
 impl Record {
     /// The conditions with this one among them, in the place of the one that the same node has said of
-    /// it before; `None` when it says nothing new.
+    /// it before; `None` when it says nothing new, or so many others say it that nobody needs one more.
     pub fn said(&self, new: Condition) -> Option<Vec<Condition>> {
         let old = self.conditions.iter().find(|one| one.is(&new.kind, &new.node));
         let is_known = |old: &Condition| {
             (&old.reason, &old.message, &old.pod_uid) == (&new.reason, &new.message, &new.pod_uid)
         };
-        if old.is_some_and(is_known) {
+        let others = self.conditions.iter().filter(|one| one.kind == new.kind).count();
+        if old.is_some_and(is_known) || (old.is_none() && others >= MOST_OF_A_KIND) {
             return None;
         }
         // What only has another reason began when it began.
@@ -144,6 +149,26 @@ mod tests {
         assert_eq!(record.unsaid(WAITING, "b"), None);
         record.conditions = record.unsaid(STORAGE_AWAY, "a").unwrap();
         assert_eq!(record.conditions, [away("b", "Dead", 7), waits]);
+    }
+
+    #[test]
+    fn a_condition_of_every_node_of_a_large_cluster_still_fits_into_the_record() {
+        let away = |node: usize, reason| {
+            Condition::storage_away(&format!("n{node}"), reason, reason, at(0))
+        };
+        let mut record = Record::default();
+        for node in 0..200 {
+            record.conditions = record.said(away(node, "Dead")).unwrap_or(record.conditions);
+        }
+        assert_eq!(record.conditions.len(), MOST_OF_A_KIND);
+        let changed = record.said(away(0, "Fenced")).expect("who said it may change it");
+        assert_eq!(changed.len(), MOST_OF_A_KIND);
+        let waits = Condition::waiting("n199", &pod("u"), "it is held", at(0));
+        record.conditions = record.said(waits).expect("another kind has its own room");
+        let schema = crate::install::manifests::render_volumes();
+        let of_conditions = schema.split_once(" conditions:\n").unwrap().1;
+        let of_all = of_conditions.split_once(" items:\n").unwrap().0;
+        assert!(of_all.contains(&format!("maxItems: {}\n", 2 * MOST_OF_A_KIND)), "{of_all}");
     }
 
     #[test]

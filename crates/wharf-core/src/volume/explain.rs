@@ -14,7 +14,8 @@ use jiff::Timestamp;
 
 use super::{
     attach::{AccessMode, ClusterFacts, Obstacle, Policy, VolumeFacts},
-    fence::{HolderNode, NoProof, NodeObject, Proof, decide_proof},
+    backend::Backend,
+    fence::{HolderNode, NoProof, NodeObject, Proof, decide_proof, judge_lease},
     garbage::GarbageEntry,
     lease::{Ended, Sighting},
     record::{Entry, EntryKey, Phase, Record},
@@ -118,11 +119,13 @@ impl VolumeSeen {
     fn judge<'a>(&'a self, entry: &'a Entry, now: Timestamp, policy: &Policy) -> Holder<'a> {
         let holder = self.nodes.get(&entry.node);
         let lease = holder.and_then(|holder| holder.lease);
+        // Whose storage nobody knows is judged as if it could not help.
+        let backend = self.cluster.map_or(Backend::Loopfile, |cluster| cluster.backend);
         Holder {
             entry,
             judged: self.proof(entry, &PodRef::default(), now, policy),
             node: node_state(entry, holder.and_then(|holder| holder.node.as_ref())),
-            lease: match lease.map(|lease| lease.ended(entry.tenure, now, policy.skew)) {
+            lease: match lease.map(|it| judge_lease(&it, entry, backend, now, policy)) {
                 Some(Ended::NotBefore(until)) => LeaseState::Lasts(until),
                 Some(Ended::Yes) => LeaseState::Ended,
                 None => LeaseState::Missing,

@@ -89,7 +89,7 @@ pub fn decide_proof(
         return Ok(Proof::ByName);
     }
     let Some(holder) = nodes.get(&entry.node) else { return Err(NoProof::Unknown) };
-    let ended = holder.lease.map(|lease| lease.ended(entry.tenure, now, policy.skew));
+    let ended = holder.lease.map(|lease| judge_lease(&lease, entry, backend, now, policy));
     if !backend.refuses_old_clients() {
         return promised_end(entry, ended, backend);
     }
@@ -101,6 +101,22 @@ pub fn decide_proof(
         (_, Some(Ended::Yes)) => Ok(Proof::LeaseEnded),
         (_, Some(Ended::NotBefore(until))) => Err(NoProof::Alive { until }),
         (_, None) => Err(NoProof::Unknown),
+    }
+}
+
+/// Whether the tenure in which an entry was written has ended. Where nobody shuts the holder out, no clock
+/// but our own is believed.
+pub(super) fn judge_lease(
+    lease: &Sighting,
+    entry: &Entry,
+    backend: Backend,
+    now: Timestamp,
+    policy: &Policy,
+) -> Ended {
+    if backend.refuses_old_clients() {
+        lease.ended(entry.tenure, now, policy.skew)
+    } else {
+        lease.ended_by_watch(entry.tenure, now, policy.skew)
     }
 }
 

@@ -8,7 +8,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -150,10 +150,35 @@ pub enum Scan {
 /// pod that is missing, is not: nobody waits for the volume, and to shut out a node that works would
 /// be the greater harm.
 pub fn decide_stale(scanned: &Scanned, now: Timestamp, policy: &Policy) -> Scan {
+    let stale = scanned.record.entries.iter().filter(|entry| is_stale(entry, &scanned.nodes));
+    decide_scan(scanned, stale, false, now, policy)
+}
+
+/// Decides the same for a volume whose storage cluster is being deleted, or is gone.
+///
+/// The storage may be gone too, so that it is asked for nothing. A node whose agent has fallen silent is not
+/// waited for either: it finds that it has lost the volume when it is back.
+pub fn decide_ending(scanned: &Scanned, now: Timestamp, policy: &Policy) -> Scan {
+    let Scanned { nodes, backend, .. } = scanned;
+    let nobody = PodRef::default();
+    let is_proven =
+        |entry: &Entry| decide_proof(entry, nodes, *backend, &nobody, now, policy).is_ok();
+    let is_over = |entry: &&Entry| is_stale(entry, nodes) || is_proven(entry);
+    let entries = scanned.record.entries.iter().filter(is_over);
+    decide_scan(scanned, entries, true, now, policy)
+}
+
+fn decide_scan<'a>(
+    scanned: &'a Scanned,
+    stale: impl Iterator<Item = &'a Entry>,
+    is_over: bool,
+    now: Timestamp,
+    policy: &Policy,
+) -> Scan {
     let by_proof = Policy { takeover: Takeover::ByProof, ..*policy };
     let nobody = PodRef::default();
     let (mut pushed, mut stuck): (Vec<Pushed<'_>>, Vec<_>) = (Vec::new(), Vec::new());
-    for entry in scanned.record.entries.iter().filter(|entry| is_stale(entry, &scanned.nodes)) {
+    for entry in stale {
         match decide_proof(entry, &scanned.nodes, scanned.backend, &nobody, now, &by_proof) {
             Ok(proof) => pushed.push((entry, proof)),
             Err(why) => stuck.push((entry.clone(), why)),
@@ -171,6 +196,7 @@ pub fn decide_stale(scanned: &Scanned, now: Timestamp, policy: &Policy) -> Scan 
         epoch: Generation::default(),
         raised: scanned.raised,
         fenced: &scanned.fenced,
+        is_over,
     };
     if let Some(step) = push.next_step(&pushed, now) {
         return Scan::Do(step);
@@ -200,6 +226,29 @@ fn is_stale(entry: &Entry, nodes: &BTreeMap<String, HolderNode>) -> bool {
             node.uid != entry.node_uid || node.out_of_service || (rebooted && is_back)
         })
     })
+}
+
+/// What the API server keeps of a node beside its Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Remains {
+    /// There is a Node of this name.
+    pub has_node: bool,
+    /// An entry of a record names it.
+    pub is_named: bool,
+    /// When it was last heard of: the renewal of its lease, and what was put on its garbage list.
+    pub last: Option<Timestamp>,
+}
+
+/// A machine that comes back without a boot does so sooner, and after a boot nothing of it is left.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Whether what is kept of a node may go: its lease, by which entries are judged, and its garbage list.
+pub fn is_forgotten(remains: &Remains, now: Timestamp) -> bool {
+    let silence = remains.last.map(|last| now.duration_since(last));
+    let is_silent = silence.is_none_or(|silence| {
+        Duration::try_from(silence).is_ok_and(|silence| silence >= FORGOTTEN_AFTER)
+    });
+    !remains.has_node && !remains.is_named && is_silent
 }
 
 /// Whether an entry is of this very node and boot, but nothing here knows of it: a write of ours

@@ -29,6 +29,10 @@ use super::{
     record::{Entry, EntryKey, Own, Phase, Record},
 };
 
+/// The parameters of storage clusters that say where the images are. Others say how they are reached, and may
+/// change while volumes are in use.
+const PLACES: [&str; 4] = ["directory", "server", "monitors", "pool"];
+
 /// What this node has, or may have, of one volume. It ends with its last pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Journal {
@@ -102,6 +106,8 @@ pub struct Seen {
     pub orphaned: BTreeSet<String>,
     /// An access to the device did not come back in time.
     pub hung: bool,
+    /// What is mounted was cut off, whether the journal knows it or not: the guard works by itself.
+    pub spoiled: bool,
     /// The record, `None` while it cannot be read. What was read in an earlier tenure of the lease
     /// counts as not read.
     pub record: Option<Option<Record>>,
@@ -240,6 +246,20 @@ impl Journal {
         }
     }
 
+    /// Whether it is of the image that is asked for. A volume may have been deleted and made anew under the same
+    /// name, and so may its storage cluster.
+    pub fn is_of(
+        &self,
+        storage_cluster: &str,
+        image: &str,
+        backend: Backend,
+        parameters: &BTreeMap<String, String>,
+    ) -> bool {
+        let same = (self.storage_cluster.as_str(), self.image.as_str(), self.backend)
+            == (storage_cluster, image, backend);
+        same && PLACES.iter().all(|key| self.parameters.get(*key) == parameters.get(*key))
+    }
+
     /// Where else this pod has the volume. An entry of the record is of one pod: two directories would
     /// take it from each other.
     pub fn other_dir(&self, mount_dir: &str, pod_uid: &str) -> Option<&str> {
@@ -363,7 +383,7 @@ impl<'a> Look<'a> {
                 entry.is_right_of(self.own) && granted == Some(entry.generation)
             }
         };
-        Right { valid: same_boot && !lapsed && stands, entry }
+        Right { valid: same_boot && !lapsed && stands && !self.seen.spoiled, entry }
     }
 
     /// Takes away what nobody may or wants to use any more.

@@ -2,14 +2,15 @@
 //!
 //! An agent renews its lease and counts from the moment at which it *sent* the renewal, on a clock
 //! that cannot be set. It stops granting when a renewal is late, and its self-fencing volumes are cut
-//! off before the lease ends. Whoever waits for the end counts the whole duration and the bound of
-//! the clocks from the stamp of the renewal, or from when it first saw that renewal itself. Both ends
-//! are later than the cut, so that nothing has to be agreed on. A stamp alone is not believed: no
-//! renewal must have been seen for half of the duration.
+//! off before the lease ends. Whoever waits for the end counts the whole duration from when it first saw
+//! the last renewal itself, which is later than the cut on any clock. Where the storage shuts the holder
+//! out as well, the stamp of the renewal is believed too, if no other was seen for half of the
+//! duration: a wrong clock costs a healthy holder its volume there, but never its data.
 //!
 //! A lease that ended is never continued: the agent begins a new tenure, and what it held in the
 //! old one counts for nothing until it is claimed anew. Otherwise an agent that comes back just when
-//! another takes over would find its old entry and go on.
+//! another takes over would find its old entry and go on. A renewal that was answered after its
+//! volumes had to be cut off does not continue it either: by then they may be.
 
 use std::{fmt, time::Duration};
 
@@ -22,7 +23,7 @@ pub struct Terms {
     pub renew_every: Duration,
     /// Cutting off all volumes of a node takes at most so long.
     pub cut_within: Duration,
-    /// The clocks of two nodes differ by less.
+    /// The clocks of two nodes differ by less, where they are compared.
     pub skew: Duration,
 }
 
@@ -111,6 +112,58 @@ impl Tenure {
             Standing::Held { renew_at }
         }
     }
+
+    /// Whether a renewal whose answer is known now, and on the disk, continues this tenure: its volumes
+    /// are cut off by the old end until then.
+    pub fn goes_on(&self, now: SinceBoot, terms: &Terms) -> bool {
+        now < self.cut_at(terms)
+    }
+}
+
+/// What an agent does with the lease of its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    Rest {
+        renew_at: SinceBoot,
+    },
+    /// The tenure goes on.
+    Renew {
+        number: u64,
+    },
+    /// A new tenure, after all that promised it was cut off in the old one.
+    Begin {
+        number: u64,
+    },
+    /// The lease has a tenure that was never on this disk: another machine has the same name, or the disk
+    /// is another one. Whoever holds volumes by it has to end first, and what is held here counts for
+    /// nothing.
+    Foreign {
+        until: Timestamp,
+    },
+}
+
+/// Decides it. `held` is the last tenure of this boot, `kept` the highest number on the disk, `lease` what was
+/// read and watched.
+pub fn decide_keep(
+    held: Option<Tenure>,
+    kept: u64,
+    lease: Option<&Sighting>,
+    since_boot: SinceBoot,
+    now: Timestamp,
+    terms: &Terms,
+) -> Keep {
+    let foreign = lease.filter(|lease| lease.tenure > kept);
+    if let Some(lease) = foreign {
+        return match lease.ended_by_watch(lease.tenure, now, terms.skew) {
+            Ended::Yes => Keep::Begin { number: lease.tenure.saturating_add(1) },
+            Ended::NotBefore(until) => Keep::Foreign { until },
+        };
+    }
+    match held.map(|held| (held.standing(since_boot, terms), held.number)) {
+        Some((Standing::Held { renew_at }, _)) if since_boot < renew_at => Keep::Rest { renew_at },
+        Some((Standing::Held { .. } | Standing::Late { .. }, number)) => Keep::Renew { number },
+        Some((Standing::Over, _)) | None => Keep::Begin { number: kept.saturating_add(1) },
+    }
 }
 
 /// A lease as another node read it.
@@ -134,23 +187,30 @@ pub enum Ended {
 }
 
 impl Sighting {
-    /// Judges a tenure. `skew` bounds how far two clocks are apart.
-    pub fn ended(&self, tenure: u64, now: Timestamp, skew: Duration) -> Ended {
-        if self.tenure > tenure {
+    /// Judges a tenure by our own watch alone, whatever the clocks say.
+    pub fn ended_by_watch(&self, tenure: u64, now: Timestamp, margin: Duration) -> Ended {
+        let whole = self.duration.saturating_add(margin);
+        if self.tenure > tenure || self.unchanged_for > whole {
             return Ended::Yes;
         }
-        let whole = self.duration.saturating_add(skew);
+        Ended::NotBefore(later(now, whole.saturating_sub(self.unchanged_for)))
+    }
+
+    /// Judges a tenure whose holder the storage shuts out. `skew` bounds how far two clocks are apart.
+    pub fn ended(&self, tenure: u64, now: Timestamp, skew: Duration) -> Ended {
+        let by_watch = match self.ended_by_watch(tenure, now, skew) {
+            Ended::Yes => return Ended::Yes,
+            Ended::NotBefore(until) => until,
+        };
         // A stamp from the future says that the clocks are worse than the bound. One from the past
         // may say so too: an agent that is well renews at least twice in the duration, so that
         // nobody who is well is pushed out for a wrong clock.
         let is_sane = self.renewed <= later(now, skew);
         let half = self.duration / 2;
-        let by_stamp = later(self.renewed, whole);
-        let stamp_ended = is_sane && self.unchanged_for >= half && now > by_stamp;
-        if stamp_ended || self.unchanged_for > whole {
+        let by_stamp = later(self.renewed, self.duration.saturating_add(skew));
+        if is_sane && self.unchanged_for >= half && now > by_stamp {
             return Ended::Yes;
         }
-        let by_watch = later(now, whole.saturating_sub(self.unchanged_for));
         let by_stamp = by_stamp.max(later(now, half.saturating_sub(self.unchanged_for)));
         Ended::NotBefore(if is_sane { by_stamp.min(by_watch) } else { by_watch })
     }
@@ -214,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_ends_for_others_by_its_stamp_or_by_their_own_watch() {
+    fn a_lease_ends_for_others_by_its_stamp_where_storage_helps_or_by_their_own_watch() {
         let terms = Terms::default();
         let seen = |renewed, unchanged_for| Sighting {
             tenure: 3,
@@ -237,6 +297,50 @@ mod tests {
             (seen(50, 24), 1, 3, Ended::Yes),
         ] {
             assert_eq!(sighting.ended(tenure, at(now), terms.skew), expected, "{sighting:?}");
+        }
+    }
+
+    #[test]
+    fn a_renewal_that_was_answered_after_the_cut_continues_nothing() {
+        let terms = Terms::default();
+        let tenure = Tenure { number: 1, renewed: boot(100) };
+        assert!(tenure.goes_on(SinceBoot(Duration::from_millis(114_999)), &terms));
+        assert!(!tenure.goes_on(boot(115), &terms));
+    }
+
+    #[test]
+    fn a_lease_of_somebody_else_is_waited_for_and_ends_what_is_held() {
+        let terms = Terms::default();
+        let held = Some(Tenure { number: 7, renewed: boot(100) });
+        let lease = |tenure, unchanged_for| Sighting {
+            tenure,
+            renewed: at(0),
+            duration: seconds(20),
+            unchanged_for: seconds(unchanged_for),
+        };
+        let keep = |held, kept, lease: Option<Sighting>, since_boot| {
+            decide_keep(held, kept, lease.as_ref(), boot(since_boot), at(0), &terms)
+        };
+        for (held, kept, lease, since_boot, expected) in [
+            (None, 0, None, 100, Keep::Begin { number: 1 }),
+            (held, 7, Some(lease(7, 0)), 103, Keep::Rest { renew_at: boot(104) }),
+            (held, 7, Some(lease(7, 0)), 104, Keep::Renew { number: 7 }),
+            (held, 7, Some(lease(7, 0)), 114, Keep::Renew { number: 7 }),
+            (held, 7, Some(lease(7, 0)), 115, Keep::Begin { number: 8 }),
+            // After a boot the lease of the last one is our own.
+            (None, 7, Some(lease(7, 0)), 5, Keep::Begin { number: 8 }),
+            // A tenure that was begun, and the lease never written.
+            (None, 8, Some(lease(7, 0)), 5, Keep::Begin { number: 9 }),
+            // Somebody deleted the lease.
+            (held, 7, None, 104, Keep::Renew { number: 7 }),
+            // A disk that does not know the lease: whoever has it may be writing.
+            (None, 0, Some(lease(7, 0)), 5, Keep::Foreign { until: at(23) }),
+            (None, 0, Some(lease(7, 23)), 5, Keep::Foreign { until: at(0) }),
+            (None, 0, Some(lease(7, 24)), 5, Keep::Begin { number: 8 }),
+            (held, 7, Some(lease(8, 0)), 101, Keep::Foreign { until: at(23) }),
+            (held, 7, Some(lease(8, 24)), 101, Keep::Begin { number: 9 }),
+        ] {
+            assert_eq!(keep(held, kept, lease, since_boot), expected, "{held:?} {kept} {lease:?}");
         }
     }
 
@@ -269,6 +373,11 @@ mod tests {
                 unchanged_for: seconds(now - sent - seen_after),
             };
             let taker_now = at(i64::try_from(now).unwrap() + taker_offset);
+            // By the watch alone no clock matters, however wrong it is.
+            let wrong = at(i64::try_from(now).unwrap() + taker_offset * 1_000);
+            if sighting.ended_by_watch(1, wrong, terms.skew) == Ended::Yes {
+                assert!(boot(now) >= cut_done, "{taker_offset} {now}");
+            }
             if sighting.ended(1, taker_now, terms.skew) == Ended::Yes {
                 assert!(boot(now) >= cut_done, "{holder_offset} {taker_offset} {now}");
                 return;

@@ -27,12 +27,17 @@ pub(super) struct PushOut<'a> {
     pub epoch: Generation,
     pub raised: Option<Generation>,
     pub fenced: &'a [EntryKey],
+    /// Whether its storage cluster is being deleted, or gone: nobody can be granted the volume, so that nobody
+    /// has to be shut out for another. Whoever gets it by a storage cluster that is made anew has a
+    /// generation above all that the storage has let in, which shuts them out then. A holder that
+    /// was never let in finds its lease over before it could mount.
+    pub is_over: bool,
 }
 
 impl<'a> PushOut<'a> {
     /// Whether the data path is told. Where it cannot be, the proof stands for itself.
     pub fn fences(&self, pushed: &[Pushed<'_>]) -> bool {
-        self.backend.refuses_old_clients() && !pushed.is_empty()
+        self.backend.refuses_old_clients() && !self.is_over && !pushed.is_empty()
     }
 
     /// The next step until the holders may be taken out of the record; `None` then.

@@ -183,14 +183,18 @@ impl Ledger {
         epochs.max().unwrap_or_default()
     }
 
+    /// Whose the image is, if it is another volume's.
+    pub fn owner_but(&self, volume: &str) -> Option<&str> {
+        self.0.iter().find_map(|key| match key {
+            Key::Volume(by) if by != volume => Some(by.as_str()),
+            Key::Volume(_) | Key::Epoch(_) | Key::Writer { .. } => None,
+        })
+    }
+
     /// Whether this grant of this volume may use the image.
     pub fn admit(&self, volume: &str, generation: Generation) -> Result<(), Unadmitted> {
-        let other = self.0.iter().find_map(|key| match key {
-            Key::Volume(by) if by != volume => Some(by.clone()),
-            Key::Volume(_) | Key::Epoch(_) | Key::Writer { .. } => None,
-        });
-        match other {
-            Some(by) => Err(Unadmitted::Taken { by }),
+        match self.owner_but(volume) {
+            Some(by) => Err(Unadmitted::Taken { by: by.to_owned() }),
             None if self.epoch() > generation => Err(Unadmitted::Later { epoch: self.epoch() }),
             None => Ok(()),
         }

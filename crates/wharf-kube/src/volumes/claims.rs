@@ -22,6 +22,10 @@ use crate::{
 
 /// As a StorageClass names us.
 pub const PROVISIONER: &str = "wharf.dev/volume";
+/// What Kubernetes says of a claim while its volume grows.
+const OF_GROWTH: [&str; 2] = ["Resizing", "FileSystemResizePending"];
+/// Controllers of Kubernetes write the same status.
+const TRIES: usize = 5;
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 pub(super) const CLAIMS: &str = "/api/v1/persistentvolumeclaims";
 pub(super) const VOLUMES: &str = "/api/v1/persistentvolumes";
@@ -135,15 +139,28 @@ impl Cluster {
         self.send::<Value>(what, Method::PATCH, &path, MERGE, &patch).await.map(drop)
     }
 
-    /// Says to a claim how large its file system is now.
+    /// Says to the claim of this namespace, name and UID how large its file system is now, if it does not
+    /// say so. What others say of it stays.
     ///
     /// # Errors
     /// The API server does not answer or refuses.
-    pub async fn set_claim_capacity(&self, namespace: &str, name: &str, size: &str) -> Result<()> {
-        let patch = json!({ "status": { "capacity": { "storage": size }, "conditions": [] } });
-        let what = format!("write the size of claim {namespace}/{name}");
-        let path = format!("{}/status", claim_path(namespace, name));
-        self.send::<Value>(what, Method::PATCH, &path, MERGE, &patch).await.map(drop)
+    pub async fn set_claim_capacity(
+        &self,
+        (namespace, name, uid): (&str, &str, &str),
+        size: &str,
+    ) -> Result<()> {
+        let path = claim_path(namespace, name);
+        for _ in 0..TRIES {
+            let seen = self.get::<ClaimObject>(&path).await?;
+            let Some(patch) = seen.and_then(|claim| claim.grown(uid, size)) else { return Ok(()) };
+            let what = format!("write the size of claim {namespace}/{name}");
+            let status = format!("{path}/status");
+            let written = self.send::<Value>(what, Method::PATCH, &status, MERGE, &patch).await;
+            if let Written::Is(_) = Written::of(written)? {
+                return Ok(());
+            }
+        }
+        Ok(())
     }
 
     /// Whether the claim with this UID is there still.
@@ -237,6 +254,8 @@ struct ClaimMeta {
     namespace: String,
     name: String,
     uid: String,
+    #[serde(default)]
+    resource_version: String,
     deletion_timestamp: Option<String>,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
@@ -262,9 +281,26 @@ struct Resources {
 #[serde(default)]
 struct ClaimStatus {
     capacity: BTreeMap<String, String>,
+    conditions: Vec<Value>,
 }
 
 impl ClaimObject {
+    /// The status of the claim with this UID when its file system has this size; `None` when it says so, or is
+    /// another one.
+    fn grown(self, uid: &str, size: &str) -> Option<Value> {
+        let ClaimStatus { capacity, mut conditions } = self.status;
+        let before = conditions.len();
+        conditions.retain(|one| !OF_GROWTH.iter().any(|kind| one["type"] == *kind));
+        let has = capacity.get("storage").and_then(|has| parse_whole(has));
+        let is_told = has == parse_whole(size) && conditions.len() == before;
+        (self.metadata.uid == uid && !is_told).then(|| {
+            json!({
+                "metadata": { "resourceVersion": self.metadata.resource_version },
+                "status": { "capacity": { "storage": size }, "conditions": conditions },
+            })
+        })
+    }
+
     fn seen(self, class: &StorageClass) -> ClaimSeen {
         let storage =
             |of: &BTreeMap<String, String>| of.get("storage").cloned().unwrap_or_default();
@@ -292,4 +328,31 @@ impl ClaimObject {
 /// How many bytes a quantity of Kubernetes is; `None` for what is none.
 pub fn bytes(quantity: &str) -> Option<u64> {
     parse_whole(quantity)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_told_its_size_once_and_keeps_what_others_say_of_it() {
+        let claim = |size: &str, conditions: Value| -> ClaimObject {
+            let status = json!({ "capacity": { "storage": size }, "conditions": conditions });
+            let metadata =
+                json!({ "namespace": "a", "name": "b", "uid": "u", "resourceVersion": "7" });
+            serde_json::from_value(json!({ "metadata": metadata, "spec": {}, "status": status }))
+                .unwrap()
+        };
+        let (pending, others) =
+            (json!({ "type": "FileSystemResizePending" }), json!({ "type": "Odd" }));
+        let grown = claim("64Mi", json!([pending, others])).grown("u", "70M").unwrap();
+        let expected = json!({
+            "metadata": { "resourceVersion": "7" },
+            "status": { "capacity": { "storage": "70M" }, "conditions": [others] },
+        });
+        assert_eq!(grown, expected);
+        assert_eq!(claim("70M", json!([others])).grown("u", "70000000"), None, "it says so");
+        assert!(claim("70M", json!([pending])).grown("u", "70M").is_some());
+        assert_eq!(claim("64Mi", json!([])).grown("another", "70M"), None);
+    }
 }

@@ -1,6 +1,7 @@
 //! The garbage list of a node.
 
 use http::Method;
+use kube::api::ListParams;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wharf_core::volume::garbage::GarbageEntry;
@@ -25,6 +26,15 @@ impl Cluster {
     pub async fn garbage(&self, node: &str) -> Result<Garbage> {
         let object = self.get::<Object>(&path(node)).await?;
         Ok(object.map(Garbage::from).unwrap_or_default())
+    }
+
+    /// The garbage lists of all nodes.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses.
+    pub async fn garbage_lists(&self) -> Result<Vec<(String, Garbage)>> {
+        let objects: Vec<Object> = self.list(&path(""), ListParams::default()).await?;
+        Ok(objects.into_iter().map(|it| (it.metadata.name.clone(), it.into())).collect())
     }
 
     /// Writes a list that was seen anew. An empty one is deleted.

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use http::Method;
 use jiff::Timestamp;
+use kube::api::ListParams;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{NAMESPACE, Written, record::put};
 use crate::{
@@ -34,6 +35,26 @@ impl Cluster {
     /// The API server does not answer or refuses.
     pub async fn agent_lease(&self, node: &str) -> Result<Option<AgentLease>> {
         Ok(self.get::<Object>(&path(node)).await?.map(AgentLease::from))
+    }
+
+    /// The leases of all agents, by their nodes.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses.
+    pub async fn agent_leases(&self) -> Result<Vec<(String, AgentLease)>> {
+        let objects: Vec<Object> = self.list(&path(""), ListParams::default()).await?;
+        Ok(objects.into_iter().filter_map(Object::named).collect())
+    }
+
+    /// Deletes the lease of an agent that was seen, if it was not renewed since.
+    ///
+    /// # Errors
+    /// The API server does not answer or refuses for another reason than that somebody was faster.
+    pub async fn delete_agent_lease(&self, node: &str, seen: &AgentLease) -> Result<Written<()>> {
+        let options = json!({ "preconditions": { "resourceVersion": seen.version } });
+        let what = format!("delete the lease of node {node}");
+        let deleted = self.send::<Value>(what, Method::DELETE, &path(node), JSON, &options).await;
+        Written::of(deleted.map(drop))
     }
 
     /// Renews or takes the lease of our node, if it is still as it was seen.

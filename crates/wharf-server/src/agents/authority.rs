@@ -110,5 +110,7 @@ pub async fn credentials(
             return Ok(pair);
         }
     }
-    Ok(None)
+    // Not to know is not the same as that there is no such agent, which would be refused.
+    let busy = format!("others keep changing the vault of {}", agent.cluster);
+    Err(StoreError::Backend(busy.into()))
 }

@@ -116,10 +116,12 @@ fn volumes(app: &AppRecord) -> impl Iterator<Item = VolumeConfig> {
     app.volumes.iter().filter_map(|volume| serde_json::from_value(volume.clone()).ok())
 }
 
-/// What the agent is to do, once it was let in; what was done stays, the id tells it from the next.
+/// What the agent is to do, once it was let in. What is over is not told: an agent that has lost its
+/// journal would do it again. What was called off is, because a node that was away may not know of it.
 fn wish(operation: &NodeOperation, update: bool) -> Option<NodeWish> {
     let is_update = operation.kind == Kind::Update;
-    if operation.local || !operation.admitted || is_update != update {
+    let is_meant = operation.is_running() || operation.canceled_at.is_some();
+    if operation.local || !operation.admitted || !is_meant || is_update != update {
         return None;
     }
     let (image, sha256) = operation.image.clone().unwrap_or_default();
@@ -146,7 +148,58 @@ fn guard(operation: Option<&NodeOperation>) -> Guard {
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
+    use wharf_core::operation::OperationState;
+
     use super::*;
+
+    fn running(kind: Kind) -> NodeOperation {
+        NodeOperation {
+            cluster: "demo".to_owned(),
+            node: "n1".to_owned(),
+            id: "1".to_owned(),
+            kind,
+            image: None,
+            machine: "192.0.2.1".to_owned(),
+            critical: true,
+            local: false,
+            requested_by: "admin".to_owned(),
+            state: OperationState::Running,
+            started_at: Timestamp::UNIX_EPOCH,
+            ended_at: None,
+            canceled_at: None,
+            admitted: true,
+            away: false,
+            reason: None,
+        }
+    }
+
+    #[test]
+    fn an_agent_is_told_what_runs_and_what_was_called_off_and_never_what_was_done() {
+        let canceled_at = Some(Timestamp::UNIX_EPOCH);
+        for (kind, update) in [(Kind::Reboot, false), (Kind::Shutdown, false), (Kind::Update, true)]
+        {
+            let running = running(kind);
+            let over = |state| NodeOperation { state, ..running.clone() };
+            let let_go = NodeOperation { canceled_at, ..over(OperationState::Failed) };
+            let rows = [
+                (running.clone(), Some(false)),
+                (NodeOperation { canceled_at, ..running.clone() }, Some(true)),
+                (NodeOperation { admitted: false, ..running.clone() }, None),
+                (NodeOperation { local: true, ..running.clone() }, None),
+                (over(OperationState::Succeeded), None),
+                (NodeOperation { away: true, ..over(OperationState::Succeeded) }, None),
+                (over(OperationState::Failed), None),
+                (over(OperationState::Canceled), None),
+                (let_go, Some(true)),
+            ];
+            for (operation, told) in rows {
+                let found = wish(&operation, update);
+                assert_eq!(found.map(|wish| wish.canceled), told, "{operation:?}");
+                assert_eq!(wish(&operation, !update), None, "in the place of another kind");
+            }
+        }
+    }
 
     fn node(address: &str) -> NodeSpec {
         NodeSpec {

@@ -5,26 +5,25 @@
 //! A crash anywhere is a new look at the records. Whatever was let in counts as out of service
 //! before anybody new is let in.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::Duration,
-};
+mod claims;
+
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use wharf_core::{
     agents::{AgentRecord, Next, NodeOperation, Returned, Seen, decide_operation},
     cluster::ClusterRecord,
-    disruption::Disruption,
     operation::{OperationRecord, OperationState},
 };
-use wharf_store::{Stored, Txn, Watch, typed::key_of};
+use wharf_store::{Outcome, Stored, Txn, Watch, typed::key_of};
 
+use self::claims::Claims;
 use super::{Known, known, operations::journal};
 use crate::{
     access::new_id,
     clusters::{self, nodes, operations},
-    disruptions::{Claim, Part},
+    disruptions::Part,
     engine::{Fenced, FencedError, Member, OwnedCluster},
     error::chain,
 };
@@ -35,7 +34,7 @@ const LOOK: Duration = Duration::from_secs(10);
 /// Carries out the operations of a cluster's nodes until told to stop.
 pub async fn keep(owned: OwnedCluster, stop: CancellationToken) {
     let fenced = owned.fenced();
-    let mut engine = Engine { owned, fenced, claims: HashMap::new() };
+    let mut engine = Engine { owned, fenced, claims: Claims::default() };
     loop {
         let ended = tokio::select! {
             () = stop.cancelled() => return,
@@ -50,8 +49,7 @@ pub async fn keep(owned: OwnedCluster, stop: CancellationToken) {
 struct Engine {
     owned: OwnedCluster,
     fenced: Fenced,
-    /// By the node's name, with the operation that holds it.
-    claims: HashMap<String, (String, Claim)>,
+    claims: Claims,
 }
 
 impl Engine {
@@ -67,7 +65,7 @@ impl Engine {
         ];
         let mut guard = app.disruptions.changed(&cluster);
         let all = known(&app.store, &cluster).await?;
-        all.operations.iter().for_each(|operation| self.restore(&operation.value));
+        self.follow_claims(&all);
         app.disruptions.loaded(&cluster, epoch, Part::Operations);
         app.disruptions.opened(&cluster).await;
         loop {
@@ -82,29 +80,16 @@ impl Engine {
         }
     }
 
-    /// What was let in before counts before anybody new is let in.
-    fn restore(&mut self, operation: &NodeOperation) {
-        if !operation.is_out() {
-            return;
-        }
-        // One that took the place of another has its claim.
-        if let Some((id, _)) = self.claims.get_mut(&operation.node) {
-            id.clone_from(&operation.id);
-            return;
-        }
-        let OwnedCluster { app, cluster, .. } = &self.owned;
-        let known = disruption(operation);
-        let claim = app.disruptions.restore(cluster, &operation.machine, known);
-        self.claims.insert(operation.node.clone(), (operation.id.clone(), claim));
+    fn follow_claims(&mut self, all: &Known) {
+        let operations: Vec<_> = all.operations.iter().map(|stored| &stored.value).collect();
+        self.claims.follow(&self.owned.app.disruptions, &operations);
     }
 
     /// Looks at all operations; when to look again although nothing changed.
     async fn look(&mut self, all: &Known) -> Result<Option<Duration>, FencedError> {
         let mut wake: Option<Duration> = None;
-        let gone = |node: &String| !all.operations.iter().any(|one| &one.value.node == node);
-        self.claims.retain(|node, _| !gone(node));
+        self.follow_claims(all);
         for operation in &all.operations {
-            self.restore(&operation.value);
             let silent = AgentRecord::default();
             let agent = all.agents.iter().find(|agent| agent.node == operation.value.node);
             let agent = agent.unwrap_or(&silent);
@@ -137,32 +122,22 @@ impl Engine {
     async fn act(&mut self, stored: &Stored<NodeOperation>, next: Next) -> Result<(), FencedError> {
         let old = &stored.value;
         match next {
-            Next::Ask => {
-                let OwnedCluster { app, cluster, .. } = &self.owned;
-                match app.disruptions.claim(cluster, &old.machine, disruption(old)) {
-                    Ok(claim) => {
-                        self.claims.insert(old.node.clone(), (old.id.clone(), claim));
-                        let new = NodeOperation { admitted: true, reason: None, ..old.clone() };
-                        self.write(stored, &new, Some("let in by the cluster's guard")).await
-                    }
-                    Err(refusal) => self.wait(stored, refusal.to_string()).await,
+            Next::Ask => match self.claims.ask(&self.owned.app.disruptions, old) {
+                Ok(()) => {
+                    let new = NodeOperation { admitted: true, reason: None, ..old.clone() };
+                    self.write(stored, &new, Some("let in by the cluster's guard")).await
                 }
-            }
+                Err(refusal) => self.wait(stored, refusal.to_string()).await,
+            },
             Next::Wait(reason) | Next::WaitFor(_, reason) => self.wait(stored, reason).await,
             Next::End { state, reason, away } => {
                 let ended_at = Some(Timestamp::now());
                 let new = NodeOperation { state, reason, away, ended_at, ..old.clone() };
-                self.write(stored, &new, None).await?;
-                if !away {
-                    self.release(old);
-                }
-                Ok(())
+                self.write(stored, &new, None).await
             }
             Next::Back => {
                 let new = NodeOperation { away: false, ..old.clone() };
-                self.write(stored, &new, None).await?;
-                self.release(old);
-                Ok(())
+                self.write(stored, &new, None).await
             }
             Next::LookForReturn | Next::LookAgain(_) | Next::Nothing => Ok(()),
         }
@@ -189,16 +164,8 @@ impl Engine {
         }
     }
 
-    /// The machine is in service again.
-    fn release(&mut self, operation: &NodeOperation) {
-        if self.claims.get(&operation.node).is_some_and(|(id, _)| *id == operation.id) {
-            self.claims.remove(&operation.node);
-        }
-        self.owned.app.nudge(&self.owned.cluster);
-    }
-
     async fn wait(
-        &self,
+        &mut self,
         stored: &Stored<NodeOperation>,
         reason: String,
     ) -> Result<(), FencedError> {
@@ -209,10 +176,10 @@ impl Engine {
         self.write(stored, &new, Some(&reason)).await
     }
 
-    /// Writes the record and its journal. That somebody else has changed the record meanwhile is no
-    /// fault: it is looked at again.
+    /// Writes the record and its journal, and what follows for the guard. That somebody else has changed
+    /// the record meanwhile is no fault: it is looked at again.
     async fn write(
-        &self,
+        &mut self,
         old: &Stored<NodeOperation>,
         new: &NodeOperation,
         line: Option<&str>,
@@ -227,7 +194,14 @@ impl Engine {
             }
             txn = txn.replace(&journal, &record, now)?;
         }
-        self.fenced.try_commit(&txn).await.map(drop)
+        if let Outcome::Committed(_) = self.fenced.try_commit(&txn).await? {
+            let OwnedCluster { app, cluster, .. } = &self.owned;
+            self.claims.note(&app.disruptions, new);
+            if old.value.is_out() && !new.is_out() {
+                app.nudge(cluster);
+            }
+        }
+        Ok(())
     }
 
     /// A drain that somebody asked for on the node itself waits for the guard, too.
@@ -239,6 +213,12 @@ impl Engine {
         let Some(node) = asked_for.iter().find(|node| node.name == agent.node) else {
             return Ok(());
         };
+        let key = NodeOperation::key(cluster, &agent.node);
+        let old = app.store.read::<NodeOperation>(&key).await?;
+        // Somebody has asked for one meanwhile.
+        if old.as_ref().is_some_and(|old| old.value.is_running()) {
+            return Ok(());
+        }
         let operation = NodeOperation {
             cluster: cluster.clone(),
             node: agent.node.clone(),
@@ -253,12 +233,11 @@ impl Engine {
             started_at: now,
             ended_at: None,
             canceled_at: None,
-            admitted: false,
+            // A machine that is out already does not go out for it.
+            admitted: old.as_ref().is_some_and(|old| old.value.is_out()),
             away: false,
             reason: None,
         };
-        let key = NodeOperation::key(cluster, &agent.node);
-        let old = app.store.read::<NodeOperation>(&key).await?;
         let txn = operations::create(Txn::new(), &operation.id, &journal(&operation, now), now)?;
         let txn = match &old {
             Some(old) => txn.replace(old, &operation, now)?,
@@ -268,10 +247,6 @@ impl Engine {
     }
 }
 
-fn disruption(operation: &NodeOperation) -> Disruption {
-    Disruption { kind: operation.kind, critical: operation.critical }
-}
-
 fn end_journal(record: &mut OperationRecord, operation: &NodeOperation, now: Timestamp) {
     record.state = operation.state;
     record.ended_at = Some(now);
@@ -279,6 +254,7 @@ fn end_journal(record: &mut OperationRecord, operation: &NodeOperation, now: Tim
     let text = match (operation.state, &reason) {
         (OperationState::Failed, Some(reason)) => format!("failed: {reason}"),
         (OperationState::Succeeded, Some(reason)) => format!("done: {reason}"),
+        (OperationState::Canceled, Some(reason)) => format!("canceled: {reason}"),
         (state, _) => state.name().to_owned(),
     };
     record.log(now, text);

@@ -111,8 +111,9 @@ pub async fn start(
             started_at: now,
             ended_at: None,
             canceled_at: None,
-            // One that takes the place of another is let in with it.
-            admitted: old.as_ref().is_some_and(|old| old.value.is_running() && old.value.admitted),
+            // One that takes the place of another is let in with it, and a machine that was shut down and
+            // is not back is out already.
+            admitted: old.as_ref().is_some_and(|old| old.value.is_out()),
             away: false,
             reason: None,
         };
@@ -200,7 +201,8 @@ async fn check_linked(app: &AppState, cluster: &str, node: &str) -> ApiResult<()
     ))
 }
 
-/// Writes down that the operation that runs shall stop. One that takes the node down already goes on.
+/// Writes down that the operation that runs shall stop. One that takes the node down already goes on,
+/// as long as its agent is heard. A machine that was shut down and stays off is not waited for any more.
 pub async fn cancel(
     app: &AppState,
     caller: &Caller,
@@ -211,23 +213,23 @@ pub async fn cancel(
     let key = NodeOperation::key(cluster, node);
     for _ in 0..TRIES {
         let old = match app.store.read::<NodeOperation>(&key).await? {
-            Some(old) if old.value.is_running() => old,
+            Some(old) if old.value.is_running() || old.value.away => old,
             Some(_) | None => {
                 let text = format!("no operation of node {node} is under way");
                 let error = ApiError::new(ErrorCode::Conflict, text);
                 return Err(error.hint("there is nothing to cancel"));
             }
         };
-        if old.value.canceled_at.is_some() {
-            return Ok(old);
-        }
-        if old.value.local && is_wanted(app, cluster, node).await? {
-            let text = format!("the {} was asked for on node {node} itself", old.value.kind.name());
-            let error = ApiError::new(ErrorCode::Conflict, text);
-            return Err(error.hint("cancel it there"));
-        }
         let now = Timestamp::now();
-        let value = NodeOperation { canceled_at: Some(now), ..old.value.clone() };
+        let value = if old.value.is_running() {
+            if old.value.canceled_at.is_some() {
+                return Ok(old);
+            }
+            check_not_wanted_there(app, &old.value).await?;
+            NodeOperation { canceled_at: Some(now), ..old.value.clone() }
+        } else {
+            NodeOperation { away: false, ..old.value.clone() }
+        };
         let txn = Txn::new().replace(&old, &value, now)?;
         let resource = format!("node/{cluster}/{node}");
         let audited = audit::record_of(caller, "node.cancelOperation", &resource, now);
@@ -239,10 +241,18 @@ pub async fn cancel(
     Err(ApiError::conflict())
 }
 
-/// Whether the node still wants to be drained for something.
-async fn is_wanted(app: &AppState, cluster: &str, node: &str) -> ApiResult<bool> {
+/// What somebody asked for on the node itself is canceled there. A node that has no link may be gone, and
+/// with it whoever could do so.
+async fn check_not_wanted_there(app: &AppState, operation: &NodeOperation) -> ApiResult<()> {
+    let NodeOperation { cluster, node, .. } = operation;
     let agent = app.store.read::<AgentRecord>(&AgentRecord::key(cluster, node)).await?;
-    Ok(agent.is_some_and(|agent| agent.value.wants.is_some()))
+    let wanting = agent.filter(|agent| operation.local && agent.value.wants.is_some());
+    let Some(wanting) = wanting else { return Ok(()) };
+    if !wanting.value.is_linked(&observe_members(&app.store).await?) {
+        return Ok(());
+    }
+    let text = format!("the {} was asked for on node {node} itself", operation.kind.name());
+    Err(ApiError::new(ErrorCode::Conflict, text).hint("cancel it there"))
 }
 
 /// The last operation of a node, which need not be there any more.

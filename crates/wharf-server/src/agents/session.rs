@@ -32,8 +32,10 @@ use crate::{app::App, error::chain};
 
 /// The record of an agent that changes all the time is written this often.
 const WRITE_EVERY: Duration = Duration::from_millis(200);
-/// Certificates near their end slowly.
-const RENEW_EVERY: Duration = Duration::from_secs(3600);
+/// After a write that failed, as when the store was away.
+const WRITE_AGAIN: Duration = Duration::from_secs(5);
+/// After a look at an agent's certificate that failed, as when the store was away.
+const RENEW_AGAIN: Duration = Duration::from_secs(60);
 /// What is kept of an agent's words.
 const MOST_SENTENCES: usize = 32;
 const MOST_CHARACTERS: usize = 500;
@@ -206,7 +208,8 @@ impl Session {
         self.hand_over(wire, &mut known, pair).await?;
         self.send_config(wire).await?;
         let mut alive = interval(ALIVE_EVERY);
-        let mut renew = interval(RENEW_EVERY);
+        let renew_every = Duration::from_secs(self.app.config.agents.renew_seconds);
+        let mut renew_at = Instant::now() + renew_every;
         let mut heard = Instant::now();
         let mut write_at: Option<Instant> = None;
         loop {
@@ -221,8 +224,7 @@ impl Session {
                     }
                 }
                 () = at(write_at) => {
-                    write_at = None;
-                    self.write().await?;
+                    write_at = self.try_write().await?.map(|pause| Instant::now() + pause);
                 }
                 changed = self.held.facts.changed() => {
                     changed.map_err(|_| End::Replaced)?;
@@ -230,12 +232,26 @@ impl Session {
                 }
                 Some(question) = self.held.questions.recv() => self.ask(wire, question).await?,
                 _ = alive.tick() => wire.send(&Down::Alive).await?,
-                _ = renew.tick() => {
-                    let pair = admit(&self.app, &self.agent).await?;
-                    self.hand_over(wire, &mut known, pair).await?;
+                () = tokio::time::sleep_until(renew_at) => {
+                    let looked = self.renew(wire, &mut known).await?;
+                    renew_at = Instant::now() + next_look(renew_every, looked);
                 }
             }
         }
+    }
+
+    /// Looks whether the agent needs a new certificate, and hands it over; whether that could be found
+    /// out. A store that is away ends no link: the old certificate has months left.
+    async fn renew(&self, wire: &mut Wire, known: &mut Vec<u8>) -> Result<bool, End> {
+        let error = match admit(&self.app, &self.agent).await {
+            Ok(pair) => return self.hand_over(wire, known, pair).await.map(|()| true),
+            Err(End::Store(error)) => error,
+            Err(end) => return Err(end),
+        };
+        let (cluster, node) = (&self.agent.cluster, &self.agent.node);
+        tracing::warn!(error = chain(&error), cluster, node, "no look at an agent's certificate");
+        self.app.metrics.agent_renewals_failed.inc();
+        Ok(false)
     }
 
     /// Sends the certificate that the agent should have, if it has another one.
@@ -307,7 +323,8 @@ impl Session {
         };
         let job = |job: &wharf_api::node_files::NodeJob| {
             let phase = JobPhase::from_name(&job.phase)?;
-            Some(JobSaid { id: short(&job.id), phase, reason: short(&job.reason) })
+            let (id, kind, reason) = (short(&job.id), wanted(&job.kind), short(&job.reason));
+            Some(JobSaid { id, kind, phase, reason })
         };
         self.record.reported = true;
         self.record.faults = sentences(&report.faults);
@@ -333,6 +350,19 @@ impl Session {
                 AgentRecord { faults, drain, wants, jobs, base_os, ..self.record.clone() };
         }
         self.put(Txn::new()).await
+    }
+
+    /// Writes what is new; when to try again, if the store is away. That ends no link: the agent could
+    /// not open another one either, and has nothing to do with it.
+    async fn try_write(&mut self) -> Result<Option<Duration>, End> {
+        let error = match self.write().await {
+            Ok(()) => return Ok(None),
+            Err(End::Store(error)) => error,
+            Err(end) => return Err(end),
+        };
+        let (cluster, node) = (&self.agent.cluster, &self.agent.node);
+        tracing::warn!(error = chain(&error), cluster, node, "what an agent says was not stored");
+        Ok(Some(WRITE_AGAIN))
     }
 
     /// Writes what is new, as long as the agent is linked here.
@@ -373,6 +403,11 @@ impl Session {
     }
 }
 
+/// When the certificate is looked at again; one look that failed is made up for soon.
+fn next_look(every: Duration, looked: bool) -> Duration {
+    if looked { every } else { every.min(RENEW_AGAIN) }
+}
+
 /// Never, if there is no time.
 async fn at(time: Option<Instant>) {
     match time {
@@ -394,4 +429,17 @@ fn base_os(status: &wharf_api::node_files::BaseOsStatus) -> String {
 
 fn short(text: &str) -> String {
     text.chars().take(MOST_CHARACTERS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_at_a_certificate_that_failed_is_made_up_for_soon() {
+        let [second, hour] = [1, 3600].map(Duration::from_secs);
+        assert_eq!(next_look(hour, true), hour);
+        assert_eq!(next_look(hour, false), RENEW_AGAIN);
+        assert_eq!(next_look(second, false), second, "never later than without a failure");
+    }
 }

@@ -122,6 +122,10 @@ impl Agent {
         self.up && now >= self.stopped_until
     }
 
+    pub fn works_elsewhere(&self, volume: usize) -> bool {
+        self.work.as_ref().is_some_and(|work| work.volume != volume)
+    }
+
     pub fn receive(&mut self, id: u64, answer: Answer) {
         self.lease.receive(id, &answer);
         if let Some(work) = &mut self.work {

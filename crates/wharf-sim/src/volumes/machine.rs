@@ -28,8 +28,9 @@ pub struct Machine {
     pub devices: BTreeMap<usize, Device>,
     /// On its disk.
     pub journals: BTreeMap<usize, Journal>,
-    /// On its disk: the last tenure of its agent.
+    /// On its disk: the last tenure of its agent, and the highest that was ever begun.
     pub tenure: u64,
+    pub kept: u64,
     /// The UID of its Node, as last seen.
     pub node_uid: String,
     /// When the agent's last renewal was sent; the guard counts from it. Lost by a boot.
@@ -42,6 +43,10 @@ pub struct Machine {
     pub storage: bool,
     /// When it reaches the API server again at the latest.
     pub back_at: u64,
+    /// Until then the API server's answers take long.
+    pub slow_until: u64,
+    /// When it last lacked anything.
+    pub unwell_at: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -55,6 +60,8 @@ pub struct Device {
     pub dirty: bool,
     /// Something is on its way to a storage that is away, and lands when it is back.
     pub queued: bool,
+    /// Since when pods have it although it is cut off, and the agent takes it for good.
+    pub useless_since: Option<u64>,
 }
 
 impl Device {
@@ -95,6 +102,7 @@ impl Machine {
             devices: BTreeMap::new(),
             journals: BTreeMap::new(),
             tenure: 0,
+            kept: 0,
             node_uid: String::new(),
             renewed: None,
             cut_done: None,
@@ -102,6 +110,8 @@ impl Machine {
             api: true,
             storage: true,
             back_at: 0,
+            slow_until: 0,
+            unwell_at: 0,
         }
     }
 
@@ -124,6 +134,12 @@ impl Machine {
 
     pub fn since_boot(&self, now: u64) -> SinceBoot {
         SinceBoot(Duration::from_millis(now - self.booted))
+    }
+
+    /// So long after the last renewal of the lease, or now.
+    pub fn after_renewal(&self, now: u64, time: u64) -> u64 {
+        let renewed = self.renewed.map_or(0, |it| it.0.as_millis() as u64);
+        (self.booted + renewed + time).max(now)
     }
 
     pub fn clock(&self, now: u64) -> Timestamp {

@@ -68,6 +68,11 @@ impl Network {
         self.packets.push((now + ticks * TICK, packet));
     }
 
+    /// As by a server that has much to do; in time for those who wait.
+    pub fn send_slowly(&mut self, now: u64, packet: Packet, chance: &mut Chance) {
+        self.packets.push((now + chance.between(3, 6) * TICK, packet));
+    }
+
     /// A client that is unmapped has waited for its data, and one that is booted anew sends none of
     /// the old.
     pub fn end_data(&mut self, of_node: usize, of_volume: Option<usize>) {

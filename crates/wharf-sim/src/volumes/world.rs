@@ -1,12 +1,13 @@
 //! The world: what happens to machines, pods and the network, and what must hold.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use wharf_core::volume::{
     attach::RwoScope,
     backend::Backend,
     fence::NodeObject,
     guard::{Duty, Watch, decide_duty},
+    journal::PodStage,
     lease::{Tenure, Terms},
 };
 
@@ -20,27 +21,38 @@ use super::{
 };
 use crate::chance::Chance;
 
-/// In milliseconds: so long everything goes wrong, and so long all is well afterwards.
-const CHAOS: u64 = 90_000;
+/// In milliseconds: so long everything goes wrong, so long all is well afterwards and pods have their
+/// volumes, and so long it takes until nothing is left when they go.
+const CHAOS: u64 = 110_000;
+const USE: u64 = 60_000;
 const CALM: u64 = 90_000;
+/// An agent notices within this time that a volume was cut off.
+const NOTICED: u64 = 10_000;
 /// How often in a tick packets arrive and agents act.
 const ROUNDS: u64 = 2;
 
 /// Makes the world of a seed and lets it run to its end.
 pub fn run(seed: u64, plant: Option<Plant>) -> Result<Tally, Violation> {
     let mut world = World::new(seed, plant);
-    while world.shared.now < CHAOS + CALM {
+    while world.shared.now < CHAOS + USE + CALM {
         world.shared.now += TICK;
-        if world.shared.now <= CHAOS {
-            world.disturb();
-        } else {
-            world.heal();
+        let now = world.shared.now;
+        match now {
+            ..=CHAOS => world.disturb(),
+            _ => world.heal(),
+        }
+        if now > CHAOS && now <= CHAOS + USE {
+            world.keep_newest();
+        } else if now > CHAOS + USE {
+            world.end_pods();
         }
         world.tick();
-        if let Some(what) = world.shared.accident.take() {
-            return Err(Violation { seed, at: world.shared.now, what });
+        let waits = (now == CHAOS + USE).then(|| world.who_cannot_write()).flatten();
+        let useless = world.what_is_useless();
+        if let Some(what) = world.shared.accident.take().or(waits).or(useless) {
+            return Err(Violation { seed, at: now, what });
         }
-        if world.shared.now > CHAOS && world.is_empty() {
+        if now > CHAOS + USE && world.is_empty() {
             return Ok(world.shared.tally);
         }
     }
@@ -66,14 +78,18 @@ impl World {
             2 => &[Backend::Proxy, Backend::Rbd],
             _ => &[Backend::Loopfile, Backend::Rbd],
         };
-        let offset = |chance: &mut Chance| i64::try_from(chance.below(1_000)).unwrap_or(0) - 500;
+        // Where storage shuts nobody out no clock is compared, and any may be wrong by minutes.
+        let is_watched = kinds.iter().all(|backend| !backend.refuses_old_clients());
+        let off = if is_watched { 600_000 } else { 1_000 };
+        let offset =
+            |chance: &mut Chance| i64::try_from(chance.below(off)).unwrap_or(0) - off as i64 / 2;
         let nodes = (0..3).map(|node| (Machine::new(node, offset(&mut chance)), Agent::new()));
         let nodes = nodes.collect();
         let seconds = Duration::from_secs;
         let terms = Terms {
-            duration: seconds(8),
+            duration: seconds(10),
             renew_every: seconds(2),
-            cut_within: seconds(2),
+            cut_within: seconds(4),
             skew: seconds(1),
         };
         let rwo_scope = if chance.one_in(4) { RwoScope::Node } else { RwoScope::Pod };
@@ -170,7 +186,11 @@ impl World {
         };
         if let Some((node, id, answer)) = answer {
             let packet = Packet::ToAgent { node, id, answer };
-            shared.network.send(shared.now, packet, &mut shared.chance);
+            if shared.now < self.nodes[node].0.slow_until {
+                shared.network.send_slowly(shared.now, packet, &mut shared.chance);
+            } else {
+                shared.network.send(shared.now, packet, &mut shared.chance);
+            }
         }
     }
 
@@ -335,6 +355,7 @@ impl World {
             43..=48 => self.taint(node, false),
             50..=56 => self.move_pod(),
             60..=64 => self.cut_off_a_writer(),
+            65..=67 => self.delay_a_renewal(),
             _ => {}
         }
     }
@@ -350,10 +371,12 @@ impl World {
         let node = machine.node;
         machine.api = false;
         machine.back_at = self.shared.now + self.shared.chance.between(20, 90) * TICK;
-        // As by one network for both; the way to the API server is back about when the lease ends.
+        // As by one network for both; the way to the API server is back when volumes have to be cut off, and
+        // the lease has not ended.
         if self.shared.forces && self.shared.chance.one_in(2) {
             machine.storage = false;
-            machine.back_at = self.shared.now + self.shared.chance.between(25, 45) * TICK;
+            let after = self.shared.chance.between(30, 48) * TICK;
+            machine.back_at = machine.after_renewal(self.shared.now, after);
         }
         let running = machine.pods.values().find(|pod| pod.state == PodState::Running);
         let Some(PodHere { name, volume, .. }) = running.cloned() else { return };
@@ -362,6 +385,17 @@ impl World {
         let other = (node + 1 + self.shared.chance.index(nodes - 1)) % nodes;
         let pod = Pod { name, node: other, volume, deleting: false };
         self.server.pods.insert(format!("u{}", self.pods), pod);
+    }
+
+    /// A renewal of a node that holds volumes is under way when they have to be cut off.
+    fn delay_a_renewal(&mut self) {
+        let now = self.shared.now;
+        let mut holders = self.nodes.iter_mut().map(|(machine, _)| machine);
+        let Some(machine) = holders.find(|machine| machine.has_open_device()) else { return };
+        machine.api = false;
+        let after = self.shared.chance.between(18, 25) * TICK;
+        machine.back_at = machine.after_renewal(now, after);
+        machine.slow_until = machine.back_at + 20 * TICK;
     }
 
     fn taint(&mut self, node: usize, out_of_service: bool) {
@@ -391,13 +425,14 @@ impl World {
         self.server.pods.insert(format!("u{}", self.pods), pod);
     }
 
-    /// All is well again, and all pods are to go.
+    /// All is well again.
     fn heal(&mut self) {
         let now = self.shared.now;
         self.shared.network.calm = true;
         for (machine, agent) in &mut self.nodes {
             machine.api = true;
             machine.storage = true;
+            machine.slow_until = 0;
             machine.stopped_until = machine.stopped_until.min(now);
             agent.stopped_until = agent.stopped_until.min(now);
             if !machine.up {
@@ -408,9 +443,61 @@ impl World {
         for object in self.server.nodes.values_mut() {
             object.out_of_service = false;
         }
+    }
+
+    /// Of the pods that want a volume the newest may have it.
+    fn keep_newest(&mut self) {
+        let number = |uid: &str| uid.trim_start_matches('u').parse::<u64>().unwrap_or(0);
+        let mut newest: BTreeMap<usize, u64> = BTreeMap::new();
+        for (uid, pod) in &self.server.pods {
+            let known = newest.entry(pod.volume).or_default();
+            *known = number(uid).max(*known);
+        }
+        for (uid, pod) in &mut self.server.pods {
+            pod.deleting |= newest.get(&pod.volume) != Some(&number(uid));
+        }
+    }
+
+    fn end_pods(&mut self) {
         for pod in self.server.pods.values_mut() {
             pod.deleting = true;
         }
+    }
+
+    /// A volume that was cut off, of which the agent of a machine that lacks nothing does not know.
+    fn what_is_useless(&mut self) -> Option<String> {
+        let now = self.shared.now;
+        for (machine, agent) in &mut self.nodes {
+            let has_all = machine.api && machine.storage && agent.is_running(now);
+            if !has_all || !machine.is_running(now) {
+                machine.unwell_at = now;
+            }
+            for (volume, device) in &mut machine.devices {
+                let known = machine.journals.get(volume).into_iter().flat_map(|it| &it.pods);
+                // The simulated agent does one thing at a time, which the real one does not.
+                let is_useless = device.cut
+                    && !agent.works_elsewhere(*volume)
+                    && known.into_iter().any(|it| it.stage == PodStage::Bound);
+                let since = is_useless.then(|| *device.useless_since.get_or_insert(now));
+                device.useless_since = since;
+                if since.is_some_and(|since| now - since.max(machine.unwell_at) > NOTICED) {
+                    return Some(format!("n{} leaves pv{volume} to its pods", machine.node));
+                }
+            }
+        }
+        None
+    }
+
+    /// A pod that should have its volume by now, and has none that it can write to.
+    fn who_cannot_write(&self) -> Option<String> {
+        let mut wanted = self.server.pods.iter().filter(|(_, pod)| !pod.deleting);
+        let (uid, pod) = wanted.find(|(uid, pod)| {
+            let device = self.nodes[pod.node].0.devices.get(&pod.volume);
+            let dir = format!("/pods/{uid}");
+            !device.is_some_and(|device| device.bound.contains(&dir) && !device.cut)
+        })?;
+        let device = self.nodes[pod.node].0.devices.get(&pod.volume);
+        Some(format!("pod {uid} of n{} cannot write to pv{}: {device:?}", pod.node, pod.volume))
     }
 
     fn is_empty(&self) -> bool {

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use wharf_agent::{
     config::Config,
     drain::wishes,
-    health::{self, AskError},
+    health::{self, AGENT, AskError},
 };
-use wharf_api::node_files::{self, AgentHealth, GLOBAL, NodeDrainStatus, NodeFile, NodeWish};
+use wharf_api::node_files::{
+    self, AgentHealth, GLOBAL, NodeDrainStatus, NodeFile, NodeJob, NodeJobs, NodeWish,
+};
 
 use crate::{
     block_on,
@@ -86,20 +88,53 @@ fn place(image: &str) -> anyhow::Result<String> {
 fn hand_over(config: &Path, wish: NodeWish, format: Format) -> anyhow::Result<()> {
     let config = Config::load(config)?;
     check(&ask(&config)?)?;
+    let found = find(&wish.kind, &jobs(&config), &wishes::handed_over(&config.persist_dir));
     let wish = wishes::hand_over(&config.persist_dir, wish)?;
     if format != Format::Table {
         return output::data(format, &wish);
     }
     let kind = &wish.kind;
-    output::note(&match (wish.canceled, is_drained_first(&config)) {
-        (true, _) => format!("the agent takes back what has not begun of the last {kind}"),
-        (false, true) => format!("the agent begins the {kind} once the node is drained"),
-        (false, false) => {
+    output::note(&match (wish.canceled, found) {
+        (true, Found::Nothing) => format!("no {kind} waits: there is nothing to take back"),
+        (true, Found::Waiting) => format!("the agent takes back the {kind} that waits"),
+        (true, Found::Begun) => format!("the {kind} has begun and is not taken back"),
+        (false, _) if is_drained_first(&config) => {
+            format!("the agent begins the {kind} once the node is drained")
+        }
+        (false, _) => {
             format!("the node is in no cluster of several: the {kind} does not wait for a drain")
         }
     });
     output::note("`wharf agent status` shows what it waits for");
     output::line(&wish.id)
+}
+
+/// What there is of one kind when it is taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    Waiting,
+    Begun,
+}
+
+/// A wish that the agent has not looked at yet waits too.
+fn find(kind: &str, jobs: &[NodeJob], handed_over: &[NodeWish]) -> Found {
+    let mine = || jobs.iter().filter(|job| job.kind == kind).map(|job| job.phase.as_str());
+    let is_new = |wish: &NodeWish| jobs.iter().all(|job| job.id != wish.id);
+    let mut wishes = handed_over.iter().filter(|wish| wish.kind == kind && !wish.canceled);
+    if mine().any(|phase| matches!(phase, "commanding" | "leaving")) {
+        Found::Begun
+    } else if mine().any(|phase| matches!(phase, "preparing" | "deferred")) || wishes.any(is_new) {
+        Found::Waiting
+    } else {
+        Found::Nothing
+    }
+}
+
+fn jobs(config: &Config) -> Vec<NodeJob> {
+    let file = format!("{AGENT}/{}/{GLOBAL}.json", NodeJobs::TYPE);
+    let text = std::fs::read(config.run_dir.join(file)).unwrap_or_default();
+    node_files::read::<NodeJobs>(&text).map(|jobs| jobs.jobs.0).unwrap_or_default()
 }
 
 fn ask(config: &Config) -> anyhow::Result<AgentHealth> {
@@ -129,4 +164,40 @@ fn is_drained_first(config: &Config) -> bool {
     let text = std::fs::read(config.run_dir.join(file)).unwrap_or_default();
     let status = node_files::read::<NodeDrainStatus>(&text);
     status.is_ok_and(|status| status.status != NOT_SUPPORTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_back_is_what_waits_of_the_same_kind() {
+        let job = |kind: &str, phase: &str| NodeJob {
+            id: format!("{kind}-1"),
+            kind: kind.to_owned(),
+            phase: phase.to_owned(),
+            ..NodeJob::default()
+        };
+        let wish = |id: &str, canceled| NodeWish {
+            id: id.to_owned(),
+            kind: "reboot".to_owned(),
+            canceled,
+            ..NodeWish::default()
+        };
+        let rows = [
+            (vec![], vec![], Found::Nothing),
+            (vec![job("reboot", "deferred")], vec![], Found::Waiting),
+            (vec![job("update", "preparing")], vec![], Found::Nothing),
+            (vec![job("shutdown", "deferred")], vec![], Found::Nothing),
+            (vec![job("reboot", "leaving")], vec![], Found::Begun),
+            (vec![job("reboot", "done")], vec![], Found::Nothing),
+            (vec![job("reboot", "canceled")], vec![wish("reboot-1", false)], Found::Nothing),
+            (vec![job("reboot", "done")], vec![wish("reboot-2", false)], Found::Waiting),
+            (vec![], vec![wish("reboot-2", true)], Found::Nothing),
+        ];
+        for (jobs, wishes, expected) in rows {
+            assert_eq!(find("reboot", &jobs, &wishes), expected, "{jobs:?} {wishes:?}");
+        }
+        assert_eq!(find("update", &[job("update", "commanding")], &[]), Found::Begun);
+    }
 }

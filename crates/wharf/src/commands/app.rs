@@ -29,6 +29,7 @@ enum Verb {
         cluster: String,
     },
     Create(CreateArgs),
+    Update(UpdateArgs),
     /// Take an application away, with its objects in the cluster
     Delete(Which),
     /// Show what every node knows of an application, and where it is stuck
@@ -64,6 +65,28 @@ Examples:
 struct CreateArgs {
     /// The cluster's name
     cluster: String,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+/// Change an application
+///
+/// The file says all of it, as at its creation: objects that it leaves out are deleted. The name and
+/// the UUID stay.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  wharf app update demo web -f web.yaml
+  wharf app list demo -o json | jq '.[0]' > web.json    # what is there is a file, too")]
+struct UpdateArgs {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct FileArgs {
     /// The application as YAML or JSON (`-` reads stdin)
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
@@ -82,11 +105,10 @@ pub async fn run(args: &AppArgs, client: &Client, format: Format) -> anyhow::Res
         Verb::List { cluster } => list(client, cluster, format).await,
         Verb::Create(args) => {
             let path = format!("/clusters/{}/apps", segment(&args.cluster)?);
-            let app: App = client.post(&path, &read(&args.file)?).await?;
-            match format {
-                Format::Table => output::line(&format!("{} ({})", app.kube_name, app.uuid)),
-                Format::Json | Format::Yaml => output::data(format, &app),
-            }
+            show(format, &client.post(&path, &args.file.read()?).await?)
+        }
+        Verb::Update(args) => {
+            show(format, &client.put(&path(&args.which)?, &args.file.read()?).await?)
         }
         Verb::Delete(which) => {
             client.delete(&path(which)?).await?;
@@ -101,14 +123,24 @@ fn path(which: &Which) -> anyhow::Result<String> {
     Ok(format!("/clusters/{}/apps/{}", segment(&which.cluster)?, segment(&which.app)?))
 }
 
-/// The server says what is wrong with it; here it only has to be a document.
-fn read(file: &Path) -> anyhow::Result<Value> {
-    let text = match file == Path::new("-") {
-        true => std::io::read_to_string(std::io::stdin()),
-        false => std::fs::read_to_string(file),
-    };
-    let text = text.with_context(|| format!("cannot read {}", file.display()))?;
-    serde_saphyr::from_str(&text).with_context(|| format!("{} is not YAML", file.display()))
+fn show(format: Format, app: &App) -> anyhow::Result<()> {
+    match format {
+        Format::Table => output::line(&format!("{} ({})", app.kube_name, app.uuid)),
+        Format::Json | Format::Yaml => output::data(format, app),
+    }
+}
+
+impl FileArgs {
+    /// The server says what is wrong with it; here it only has to be a document.
+    fn read(&self) -> anyhow::Result<Value> {
+        let file = &self.file;
+        let text = match file == Path::new("-") {
+            true => std::io::read_to_string(std::io::stdin()),
+            false => std::fs::read_to_string(file),
+        };
+        let text = text.with_context(|| format!("cannot read {}", file.display()))?;
+        serde_saphyr::from_str(&text).with_context(|| format!("{} is not YAML", file.display()))
+    }
 }
 
 async fn list(client: &Client, cluster: &str, format: Format) -> anyhow::Result<()> {

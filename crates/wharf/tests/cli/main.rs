@@ -4,6 +4,7 @@
 
 #[path = "../../../wharf-server/tests/common/apiserver.rs"]
 mod apiserver;
+mod app;
 mod node;
 mod repair;
 #[path = "../../../wharf-server/tests/common/volumes.rs"]

@@ -1,7 +1,6 @@
 //! An application that cannot run, what is said of it, and the change that mends it.
 
 use serde_json::{Value, json};
-use wharf_api::client::{Client, Target};
 use wharf_testbed::wait_for;
 
 use crate::bed::{Bed, DEADLINE};
@@ -177,13 +176,9 @@ pub fn create(bed: &Bed, cluster: &str, wish: &Value) {
 
 /// Puts another wish in the place of an application's.
 pub fn change(bed: &Bed, cluster: &str, name: &str, wish: &Value) {
-    let socket = bed.world.data_dir().join("wharf.sock");
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let changed: Value = runtime.block_on(async {
-        let client = Client::new(Target::Socket(socket)).unwrap();
-        client.put(&format!("/clusters/{cluster}/apps/{name}"), wish).await.unwrap()
-    });
-    assert_eq!(changed["name"], name, "{changed}");
+    let dir = bed.world.data_dir().display().to_string();
+    let args = ["app", "update", cluster, name, "-f", "-", "--data-dir", &dir];
+    bed.world.run_with_input(&args, &wish.to_string()).ok();
     wait_until_applied(bed, cluster, name);
 }
 

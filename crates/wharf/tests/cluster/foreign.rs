@@ -258,7 +258,7 @@ EOF
     fn start_a_writer(&self) {
         let script = "touch /data/log /net/log; while sleep 0.2; do for at in /data /net; do \
                       wc -l <$at/log >$at/count && cat $at/count >>$at/log || exit 1; done; \
-                      sync && cat /data/count >/tmp/synced; done";
+                      sync /data/* /net/* && cat /data/count >/tmp/synced; done";
         let server = format!("{}:10809", self.bed.host(CHOSEN[1]).address());
         let serve = format!(
             "mkdir {BLOCKS} && systemd-run --unit=blocks /opt/wharf-agent/wharf-block serve \

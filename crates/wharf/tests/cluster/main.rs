@@ -19,6 +19,7 @@ mod import;
 mod join;
 mod kills;
 mod machines;
+mod services;
 mod upkeep;
 mod volumes;
 #[path = "../cli/world.rs"]
@@ -88,6 +89,7 @@ fn a_cluster_is_made_survives_a_machine_grows_shrinks_and_leaves_nothing() {
     }
 
     bed.wait_for_links("life", 5);
+    services::are_reached_from_hosts(&bed, "life", &hosts[..5]);
 
     // Each kubelet was started for the same cluster, which has an id.
     let mark = ["cat", "/persist/kube-status/joined-cluster"];

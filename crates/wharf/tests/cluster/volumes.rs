@@ -2,10 +2,14 @@
 //! never do two write.
 
 mod csi;
+mod deletion;
+mod kills;
 mod mkfs;
 mod moves;
+mod repair;
+mod stamps;
 
-use std::{fs, path::PathBuf, process::Command, time::Instant};
+use std::{fs, path::PathBuf, time::Instant};
 
 use serde_json::{Value, json};
 use wharf_testbed::{debian, wait_for};
@@ -37,12 +41,15 @@ fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
     trial.a_claim_that_asks_for_more_gets_it();
 
     trial.stop_the_writer();
-    trial.assert_stamps(&[&first, &second, &third, &fourth]);
+    trial.assert_stamps(&trial.image_of(CLAIM), &[&first, &second, &third, &fourth]);
     trial.claim_takes_its_image_with_it(CLAIM);
     trial.kubelet_may_restart_while_a_file_system_is_made();
     trial.a_volume_of_csi_moves_from_node_to_node();
     trial.a_forced_detach_takes_a_volume_from_a_live_agent();
     trial.a_drain_waits_until_the_volumes_of_its_pods_are_unmounted();
+    trial.a_volume_moves_while_the_agents_of_both_nodes_are_killed();
+    trial.a_repair_runs_its_command_after_the_volumes_are_taken_from_the_machine();
+    trial.a_deleted_storage_cluster_leaves_the_nodes_and_no_other_is_touched();
 }
 
 struct Trial<'a> {
@@ -67,19 +74,8 @@ impl Trial<'_> {
             json!({ "key": format!("node.kubernetes.io/{key}"), "operator": "Exists",
                     "effect": "NoExecute", "tolerationSeconds": 1 })
         };
-        let script = "i=0; while :; do echo \"$NODE $i\" >>/data/log && sync; i=$((i+1)); \
-                      sleep 0.1; done";
-        let pod = json!({
-            "terminationGracePeriodSeconds": 0,
-            "tolerations": [soon("not-ready"), soon("unreachable")],
-            "containers": [{
-                "name": "writer", "image": self.bed.image("busybox"),
-                "command": ["sh", "-c", script],
-                "env": [{ "name": "NODE",
-                          "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
-                "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
-            }],
-        });
+        let mut pod = self.writer_spec();
+        pod["tolerations"] = json!([soon("not-ready"), soon("unreachable")]);
         let claim = json!({
             "metadata": { "name": "data" },
             "spec": {
@@ -87,18 +83,10 @@ impl Trial<'_> {
                 "resources": { "requests": { "storage": "64Mi" } },
             },
         });
-        self.bed.apply(NAME, &[
-            json!({
-                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
-                "metadata": { "name": "main" },
-                "spec": { "backend": "loopfile", "parameters": { "directory": SHARED } },
-            }),
-            json!({
-                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-                "metadata": { "name": "main" }, "provisioner": "wharf.dev/volume",
-                "allowVolumeExpansion": true, "parameters": { "storageCluster": "main" },
-            }),
-            json!({
+        self.make_storage("main", "loopfile", &json!({ "directory": SHARED }));
+        self.bed.apply(
+            NAME,
+            &[json!({
                 "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "canary" },
                 "spec": {
                     "replicas": 1, "serviceName": "canary",
@@ -106,8 +94,27 @@ impl Trial<'_> {
                     "template": { "metadata": { "labels": { "app": "canary" } }, "spec": pod },
                     "volumeClaimTemplates": [claim],
                 },
-            }),
-        ]);
+            })],
+        );
+    }
+
+    /// A storage cluster, and a class of the same name for its claims.
+    fn make_storage(&self, name: &str, backend: &str, parameters: &Value) {
+        self.bed.apply(
+            NAME,
+            &[
+                json!({
+                    "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
+                    "metadata": { "name": name },
+                    "spec": { "backend": backend, "parameters": parameters },
+                }),
+                json!({
+                    "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+                    "metadata": { "name": name }, "provisioner": "wharf.dev/volume",
+                    "allowVolumeExpansion": true, "parameters": { "storageCluster": name },
+                }),
+            ],
+        );
     }
 
     /// The node on which the writer writes, other than the one that is named.
@@ -122,15 +129,7 @@ impl Trial<'_> {
             Ok(ready.then_some(node))
         });
         let node = node.unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
-        let last = ["exec", "canary-0", "--", "tail", "-n", "1", "/data/log"];
-        wait_for("the writer to write", DEADLINE, || {
-            let line = self.bed.kubectl(NAME, &last).unwrap_or_default();
-            let stamp = line.trim().split_once(' ');
-            let is_enough =
-                |(of, count): (&str, &str)| of == node && count.parse::<u64>().unwrap_or(0) >= 20;
-            Ok(stamp.is_some_and(is_enough).then_some(()))
-        })
-        .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
+        self.wait_for_stamps("canary-0", &node);
         let holder = self.holders();
         assert_eq!(holder, std::slice::from_ref(&node), "the record names the writer's node alone");
         node
@@ -291,32 +290,5 @@ impl Trial<'_> {
             Ok(self.holders().is_empty().then_some(()))
         })
         .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()));
-    }
-
-    /// The image is whole, and in it the stamps of one node after the other.
-    fn assert_stamps(&self, nodes: &[&str]) {
-        let image = self.image_of(CLAIM);
-        let check = Command::new("e2fsck").args(["-fn"]).arg(&image).output().unwrap();
-        assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
-        let log = self.bed.world.path("log");
-        let dump = format!("dump /log {}", log.display());
-        let dumped = Command::new("debugfs").args(["-R", &dump]).arg(&image).output().unwrap();
-        assert!(dumped.status.success(), "{dumped:?}");
-        let text = fs::read_to_string(log).unwrap();
-        let mut blocks: Vec<(String, Vec<u64>)> = Vec::new();
-        for line in text.lines() {
-            let (node, count) = line.split_once(' ').unwrap_or_else(|| panic!("{line:?}"));
-            let count = count.parse().unwrap();
-            match blocks.last_mut() {
-                Some((last, counts)) if last == node => counts.push(count),
-                _ => blocks.push((node.to_owned(), vec![count])),
-            }
-        }
-        let order: Vec<&str> = blocks.iter().map(|(node, _)| node.as_str()).collect();
-        assert_eq!(order, nodes, "one node after the other");
-        for (node, counts) in &blocks {
-            assert!(counts.len() > 10, "{node} wrote {}", counts.len());
-            assert!(counts.is_sorted_by(|a, b| a < b), "{node}: {counts:?}");
-        }
     }
 }

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+mod operations;
+mod renewal;
 mod world;
 
 use std::os::unix::fs::MetadataExt;

@@ -53,6 +53,7 @@ pub struct World {
     token: String,
     link: String,
     pub identity: String,
+    renew_seconds: u64,
 }
 
 /// Waits until a condition holds; a test that waits in vain fails.
@@ -73,10 +74,19 @@ impl World {
 
     /// With its records in a store of this address.
     pub async fn start_on(store: &str, nodes: u8) -> Self {
-        let mut world = Self::empty(store, None);
-        world.start_server().await;
-        world.put_cluster(nodes).await;
-        world
+        Self::empty(store, None).started(nodes).await
+    }
+
+    /// The same, and certificates of linked agents are looked at every second.
+    pub async fn start_renewing(store: &str, nodes: u8) -> Self {
+        let world = Self { renew_seconds: 1, ..Self::empty(store, None) };
+        world.started(nodes).await
+    }
+
+    async fn started(mut self, nodes: u8) -> Self {
+        self.start_server().await;
+        self.put_cluster(nodes).await;
+        self
     }
 
     /// Another server on the same store.
@@ -100,6 +110,7 @@ impl World {
             token: String::new(),
             link: format!("127.0.0.1:{}", free_port().unwrap()),
             identity: String::new(),
+            renew_seconds: Config::default().agents.renew_seconds,
         }
     }
 
@@ -119,6 +130,7 @@ impl World {
         // A server that is started again is found at the same place.
         config.agents.listen = self.link.clone();
         config.agents.addresses = vec![self.link.clone()];
+        config.agents.renew_seconds = self.renew_seconds;
         let running = wharf_server::start(config).await.unwrap();
         self.base = format!("http://127.0.0.1:{}", running.address.port());
         self.running = Some(running);
@@ -264,9 +276,51 @@ impl World {
     }
 
     fn issue(&self, node: &str, identity: &str) -> CertKey {
+        self.issue_at(node, identity, Timestamp::now())
+    }
+
+    fn issue_at(&self, node: &str, identity: &str, at: Timestamp) -> CertKey {
         let [cluster, identity, node] = ["demo", identity, node].map(str::to_owned);
         let authority = &self.running.as_ref().unwrap().app.agents.authority;
-        authority.issue(&Agent { cluster, identity, node }, Timestamp::now()).unwrap()
+        authority.issue(&Agent { cluster, identity, node }, at).unwrap()
+    }
+
+    /// The number of a node's link; another one for each connection.
+    pub async fn link_of(&self, node: &str) -> u64 {
+        let store = &self.running.as_ref().unwrap().app.store;
+        let record = store.read::<AgentRecord>(&AgentRecord::key("demo", node)).await.unwrap();
+        record.unwrap().value.link
+    }
+
+    pub async fn store_answers(&self) -> bool {
+        self.running.as_ref().unwrap().app.store.revision().await.is_ok()
+    }
+
+    /// The certificate that a node's agent should have.
+    pub async fn certificate(&self, node: &str) -> String {
+        let app = &self.running.as_ref().unwrap().app;
+        vault::read(app, "demo").await.unwrap().agents[node].cert_pem.clone()
+    }
+
+    /// Puts one in its place that has less than a third of its life left.
+    pub async fn age_certificate(&self, node: &str) -> String {
+        const AGE: Duration = Duration::from_secs(300 * 24 * 3600);
+        let app = &self.running.as_ref().unwrap().app;
+        let now = Timestamp::now();
+        let old = self.issue_at(node, &self.identity, now - AGE);
+        let (mut vault, stored) = vault::find(app, "demo").await.unwrap().unwrap();
+        vault.agents.insert(node.to_owned(), old.clone());
+        let txn = vault::put(Txn::new(), app, "demo", Some(&stored), &vault, now).unwrap();
+        assert!(matches!(app.store.commit(txn).await.unwrap(), Outcome::Committed(_)));
+        old.cert_pem
+    }
+
+    /// How often it could not be found out whether an agent needs a new certificate.
+    pub async fn failed_renewals(&self) -> u64 {
+        let answer = self.http.get(format!("{}/metrics", self.base)).send().await.unwrap();
+        let text = answer.text().await.unwrap();
+        let name = "wharf_agent_renewals_failed_total ";
+        text.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap()
     }
 
     fn authority(&self) -> String {
@@ -291,10 +345,7 @@ impl World {
         let node = Node::start_with(self, node, pair, &self.authority()).await;
         let mut reason = String::new();
         eventually(async || {
-            let tasks = node.health.snapshot().tasks;
-            let mut faults = tasks.iter().flat_map(|task| task.faults.iter());
-            let fault = faults.find(|fault| fault.subject == "the link");
-            reason = fault.map(|fault| fault.reason.clone()).unwrap_or_default();
+            reason = node.fault("the link");
             !reason.is_empty()
         })
         .await;
@@ -378,6 +429,20 @@ impl Node {
 
     pub fn identity_file(&self) -> PathBuf {
         self.dir.path().join("identity.pem")
+    }
+
+    /// Whether the agent shows this certificate at its next connection.
+    pub fn keeps(&self, certificate: &str) -> bool {
+        let kept = std::fs::read_to_string(self.identity_file());
+        kept.is_ok_and(|kept| kept.starts_with(certificate))
+    }
+
+    /// What the agent says is wrong with a thing; empty if nothing is.
+    pub fn fault(&self, subject: &str) -> String {
+        let tasks = self.health.snapshot().tasks;
+        let mut faults = tasks.iter().flat_map(|task| task.faults.iter());
+        let fault = faults.find(|fault| fault.subject == subject);
+        fault.map(|fault| fault.reason.clone()).unwrap_or_default()
     }
 
     pub fn publish<T: NodeFile>(&self, agent: &str, key: &str, value: &T) {

@@ -1,8 +1,8 @@
 //! What is said of operations: requests, and how far each of them is.
 
 use wharf_api::node_files::{
-    BaseOsStatus, GLOBAL, NodeAgentStatus, NodeDrainRequest, NodeFile, NodeJob, NodeJobs, NodeWish,
-    Time, UuidAndVersion,
+    BaseOsStatus, DEVICE, GLOBAL, NodeAgentStatus, NodeDrainRequest, NodeFile, NodeJob, NodeJobs,
+    NodeWish, Time, UPDATE, UuidAndVersion,
 };
 use wharf_core::node::{
     gate::{Request, Requests, is_waiting_for_drain},
@@ -22,12 +22,15 @@ use crate::{
 };
 
 const NODE_AGENT: &str = "nodeagent";
+/// Why a job is canceled that nobody canceled.
+const REPLACED: &str = "another operation took its place on the node";
 
 pub struct Publisher {
     context: Context,
     reporter: Reporter,
     /// As it was last shown.
     waits_for_drain: bool,
+    /// The update of which alone something is said.
     base_os: Option<String>,
 }
 
@@ -123,10 +126,10 @@ impl Publisher {
             return Ok(());
         }
         let Some(job) = &journal.update else { return Ok(()) };
-        if let Some(older) = self.base_os.replace(job.id.clone()).filter(|older| *older != job.id) {
-            self.put::<BaseOsStatus>(UPDATE_AGENT, &older, None)?;
-        }
-        let (state, activated) = base_os_state(image.unwrap_or(&Image::Fetching), Some(job));
+        self.drop_older(&job.id)?;
+        let Some((state, activated)) = base_os_state(image.unwrap_or(&Image::Fetching), job) else {
+            return self.put::<BaseOsStatus>(UPDATE_AGENT, &job.id, None);
+        };
         let version = wish.map_or(&job.id, |wish| &wish.sha256).clone();
         let (error, error_time) = match &job.phase {
             Phase::Failed { at, reason } => (reason.clone(), (*at).into()),
@@ -148,6 +151,19 @@ impl Publisher {
         self.put(UPDATE_AGENT, &job.id, Some(&status))
     }
 
+    /// What is said of updates before this one goes, also what an agent before this one said.
+    fn drop_older(&mut self, id: &str) -> Result<(), FilesError> {
+        if self.base_os.as_deref() == Some(id) {
+            return Ok(());
+        }
+        let keys = self.context.files.keys::<BaseOsStatus>(UPDATE_AGENT).unwrap_or_default();
+        for older in keys.iter().filter(|key| *key != id) {
+            self.put::<BaseOsStatus>(UPDATE_AGENT, older, None)?;
+        }
+        self.base_os = Some(id.to_owned());
+        Ok(())
+    }
+
     fn tell_jobs(
         &self,
         journal: &Journal,
@@ -162,8 +178,22 @@ impl Publisher {
             let wait = waits.iter().find(|(who, _)| *who == requester).map(|(_, wait)| wait);
             Some(to_job(job.as_ref()?, wait, said))
         });
-        let jobs: Vec<NodeJob> = jobs.collect();
+        let jobs: Vec<NodeJob> = jobs.chain(self.replaced(journal, said)).collect();
         self.put(AGENT, GLOBAL, Some(&NodeJobs { jobs: jobs.into() }))
+    }
+
+    /// Whoever sent a wish that lost its place waits for its end, until something else is sent.
+    fn replaced(&self, journal: &Journal, said: &Said) -> Vec<NodeJob> {
+        let sent = [DEVICE, UPDATE].map(|key| self.context.files.read::<NodeWish>(AGENT, key));
+        let sent: Vec<NodeWish> = sent.into_iter().filter_map(|wish| wish.ok().flatten()).collect();
+        let replaced = journal.replaced.iter().filter(|job| sent.iter().any(|it| it.id == job.id));
+        let jobs = replaced.map(|job| match job.phase {
+            Phase::Canceled { .. } => {
+                NodeJob { reason: REPLACED.to_owned(), ..to_job(job, None, said) }
+            }
+            _ => to_job(job, None, said),
+        });
+        jobs.collect()
     }
 
     /// An operation that failed is a fault until another takes its place.
@@ -247,22 +277,92 @@ pub fn phase(phase: &Phase) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{path::Path, sync::Arc};
 
     use tokio_util::sync::CancellationToken;
+    use wharf_core::node::{gate::Published, status::DrainStatus};
 
     use super::*;
     use crate::{config::Config, files::Files, health::Health};
 
     #[tokio::test]
-    async fn an_own_request_that_cannot_be_read_is_written_again_and_nobody_elses() {
+    async fn the_end_of_a_job_that_lost_its_place_is_told_as_long_as_its_wish_is_there() {
         let dir = tempfile::tempdir().unwrap();
         let (health, stop) = (Health::new("n1"), CancellationToken::new());
         let files = Files::open(dir.path(), dir.path(), &health, stop.clone());
-        let config = Arc::new(Config { publish_as: vec![Role::Zedagent], ..Config::default() });
         let reporter = health.task("operations");
+        let config = Arc::new(Config::default());
         let context = Context { config, files: files.clone(), health, stop };
         let publisher = Publisher::new(&context, reporter);
+        let at = jiff::Timestamp::UNIX_EPOCH;
+        let job = |id: &str, phase| Job { id: id.to_owned(), kind: Kind::Reboot, phase };
+        let journal = Journal {
+            device_operation: Some(job("local", Phase::Done { at })),
+            replaced: vec![
+                job("older", Phase::Canceled { at }),
+                job("server", Phase::Canceled { at }),
+                job("server-update", Phase::Done { at }),
+            ],
+            ..Journal::default()
+        };
+        let published = DrainStatus::NotRequested;
+        let published = Published { status: published, requested_by: Requester::Nobody };
+        let said = Said { published, requests: Requests::default(), reason: String::new() };
+        let told = || {
+            publisher.tell_jobs(&journal, &[], &said).unwrap();
+            let jobs = files.read::<NodeJobs>(AGENT, GLOBAL).unwrap().unwrap();
+            let told = jobs.jobs.0.iter().map(|job| format!("{} {}", job.id, job.phase));
+            told.collect::<Vec<_>>().join(", ")
+        };
+        assert_eq!(told(), "local done");
+        for (key, id) in [(DEVICE, "server"), (UPDATE, "server-update")] {
+            let wish = NodeWish { id: id.to_owned(), ..NodeWish::default() };
+            files.publish(AGENT, key, &wish).unwrap();
+        }
+        assert_eq!(told(), "local done, server canceled, server-update done");
+        let jobs = files.read::<NodeJobs>(AGENT, GLOBAL).unwrap().unwrap().jobs.0;
+        let reasons: Vec<&str> = jobs.iter().map(|job| job.reason.as_str()).collect();
+        assert_eq!(reasons, ["", REPLACED, ""]);
+        files.unpublish::<NodeWish>(AGENT, DEVICE).unwrap();
+        assert_eq!(told(), "local done, server-update done");
+    }
+
+    fn publisher(dir: &Path, role: Role) -> (Publisher, Files) {
+        let (health, stop) = (Health::new("n1"), CancellationToken::new());
+        let files = Files::open(dir, dir, &health, stop.clone());
+        let config = Arc::new(Config { publish_as: vec![role], ..Config::default() });
+        let reporter = health.task("operations");
+        let context = Context { config, files: files.clone(), health, stop };
+        (Publisher::new(&context, reporter), files)
+    }
+
+    #[tokio::test]
+    async fn only_of_the_last_update_something_is_said_and_of_a_canceled_one_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut publisher, files) = publisher(dir.path(), Role::Baseosmgr);
+        // An agent before this one told of another.
+        let older = BaseOsStatus { state: 111, ..BaseOsStatus::default() };
+        files.publish(UPDATE_AGENT, "os-1", &older).unwrap();
+        let mut journal = Journal::default();
+        let mut tell = |phase: Phase| {
+            journal.update = Some(Job { id: "os-2".to_owned(), kind: Kind::Update, phase });
+            publisher.tell_base_os(&journal, Some(&Image::Fetching), None).unwrap();
+            let mut keys = files.keys::<BaseOsStatus>(UPDATE_AGENT).unwrap();
+            let key = keys.pop()?;
+            assert_eq!(keys, [""; 0], "beside {key}");
+            let status: BaseOsStatus = files.read(UPDATE_AGENT, &key).unwrap().unwrap();
+            Some((key, status.state, status.error))
+        };
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let failed = Phase::Failed { at: now, reason: "exit 1".to_owned() };
+        assert_eq!(tell(failed), Some(("os-2".to_owned(), 124, "exit 1".to_owned())));
+        assert_eq!(tell(Phase::Canceled { at: now }), None);
+    }
+
+    #[tokio::test]
+    async fn an_own_request_that_cannot_be_read_is_written_again_and_nobody_elses() {
+        let dir = tempfile::tempdir().unwrap();
+        let (publisher, files) = publisher(dir.path(), Role::Zedagent);
         let path = |agent: &str| dir.path().join(agent).join("NodeDrainRequest/global.json");
         for agent in [DEVICE_AGENT, UPDATE_AGENT] {
             std::fs::create_dir_all(path(agent).parent().unwrap()).unwrap();

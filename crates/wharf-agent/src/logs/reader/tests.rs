@@ -14,7 +14,7 @@ const POD: &str = "eve-kube-app_web-0b1a2-x7k2p_11-22";
 
 fn apps() -> Vec<App> {
     let (uuid, kube_name) = (APP.to_owned(), "web-0b1a2".to_owned());
-    vec![App { uuid, kube_name, designated: true }]
+    vec![App { uuid, kube_name, designated: true, silent: false }]
 }
 
 /// A container's folder, as kubelet and runtime keep it.
@@ -81,10 +81,14 @@ fn texts(entries: &[Entry]) -> Vec<String> {
 
 /// Looks so often that nothing more is waited for.
 fn read_all(reader: &mut Reader, now: &mut Instant) -> Vec<String> {
+    read_of(&apps(), reader, now)
+}
+
+fn read_of(apps: &[App], reader: &mut Reader, now: &mut Instant) -> Vec<String> {
     let mut found = Vec::new();
     for _ in 0..40 {
         *now += Duration::from_secs(2);
-        reader.look(&apps(), *now);
+        reader.look(apps, *now);
         loop {
             let (entries, more) = reader.read();
             found.extend(texts(&entries));
@@ -239,6 +243,26 @@ fn a_folder_that_is_not_there_is_a_fault_and_nothing_is_forgotten() {
     fs::rename(dir.path().join("away"), &root).unwrap();
     container.write("stdout", "F", "2");
     assert_eq!(read_all(&mut reader, &mut now), ["2"]);
+}
+
+#[test]
+fn an_application_whose_logs_nobody_wants_is_not_read_until_somebody_does() {
+    let (dir, mut now) = (tempfile::tempdir().unwrap(), Instant::now());
+    let mut container = Container::new(dir.path(), POD, "main");
+    container.write("stdout", "F", "1");
+    let mut reader = reader(&dir, now);
+    assert_eq!(read_all(&mut reader, &mut now), ["1"]);
+    let silent: Vec<App> = apps().into_iter().map(|app| App { silent: true, ..app }).collect();
+    container.write("stdout", "F", "2");
+    assert_eq!(read_of(&silent, &mut reader, &mut now), [""; 0]);
+    let mut reader = Reader::new(dir.path(), "eve-kube-app", reader.cursors(), now);
+    assert_eq!(read_of(&silent, &mut reader, &mut now), [""; 0], "after a restart too");
+    assert_eq!(read_of(&[], &mut reader, &mut now), [""; 0], "taken away, it stays so");
+    let (text, number) = ("2".to_owned(), 2);
+    reader.look(&apps(), now);
+    let (entries, _) = reader.read();
+    let found = entries.iter().map(|entry| (entry.line.text.clone(), entry.line.number));
+    assert_eq!(found.collect::<Vec<_>>(), [(text, number)], "once, under its number");
 }
 
 #[test]

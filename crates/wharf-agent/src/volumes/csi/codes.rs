@@ -26,7 +26,8 @@ pub fn failed(error: &VolumeError) -> Status {
 }
 
 /// After most of these kubelet takes the volume for unmounted, which it is then. It does not after
-/// `Aborted`, `Unavailable` and `DeadlineExceeded`, and asks for an unmount before it forgets it.
+/// `Aborted`, `Unavailable`, `ResourceExhausted` and `DeadlineExceeded`, and asks for an unmount before it
+/// forgets it.
 fn code(error: &VolumeError) -> Code {
     match error {
         VolumeError::Bad(_) | VolumeError::Options(_) => Code::InvalidArgument,
@@ -41,6 +42,7 @@ fn code(error: &VolumeError) -> Code {
         },
         VolumeError::Wait(_) | VolumeError::NoApi | VolumeError::Kube(_) => Code::Unavailable,
         VolumeError::Contested | VolumeError::Stuck { .. } | VolumeError::Busy => Code::Aborted,
+        VolumeError::Crowded { .. } => Code::ResourceExhausted,
         VolumeError::Slow { .. } | VolumeError::Late => Code::DeadlineExceeded,
         VolumeError::Storage(error) => match error {
             StorageError::NoImage(_) => Code::NotFound,

@@ -18,10 +18,9 @@ use tonic::{Status, body::Body, server::UnaryService};
 use tracing::{debug, info};
 
 use super::Csi;
+use crate::volumes::calls::MOST_CONNECTIONS;
 
-/// kubelet makes a connection for every call.
-const MOST_CONNECTIONS: usize = 256;
-/// It has one call on each.
+/// kubelet makes a connection for every call, and has that one on it.
 const MOST_STREAMS: u32 = 16;
 /// A call has some names and the attributes of a volume.
 const MOST_BYTES: usize = 256 * 1024;

@@ -188,8 +188,8 @@ impl Provider<'_> {
             (Removal::Nothing, _) => return Ok(()),
             (Removal::ImageAndVolume, Some(cluster)) => {
                 let storage = self.open(cluster)?;
-                let image = volume.facts.image.clone();
-                let delete = move || Ok(storage.delete(&image)?);
+                let (name, image) = (volume.name.clone(), volume.facts.image.clone());
+                let delete = move || Ok(storage.delete(&name, &image)?);
                 self.volumes.blocking(&volume.name, "delete the image", delete).await?;
             }
             (Removal::ImageAndVolume | Removal::VolumeAlone, _) => {}

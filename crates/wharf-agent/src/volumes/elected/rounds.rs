@@ -20,12 +20,14 @@ use wharf_kube::{
     volumes::{ClaimSeen, PersistentVolume, StorageClass, StorageCluster, StorageWatch},
 };
 
-use super::{cluster, provision, stale, waiting};
+use super::{cluster, forgotten, provision, stale, waiting};
 use crate::{
     health::Reporter,
     volumes::{Volumes, work::VolumeError},
 };
 
+/// They are gone for days before they are forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(3600);
 /// Changes come in groups.
 const SETTLE: Duration = Duration::from_millis(200);
 
@@ -41,6 +43,8 @@ pub struct Rounds {
     running: JoinSet<String>,
     /// The storages whose round had not ended when the next was due.
     late: BTreeSet<String>,
+    /// When nodes that are long gone are looked for again.
+    forget_at: Instant,
 }
 
 /// What is known of a storage from earlier rounds.
@@ -68,6 +72,7 @@ impl Rounds {
             storages: BTreeMap::new(),
             running: JoinSet::new(),
             late: BTreeSet::new(),
+            forget_at: Instant::now(),
         }
     }
 
@@ -77,6 +82,11 @@ impl Rounds {
         loop {
             let begun = self.begin(api).await;
             tell(&self.reporter, "storage clusters", begun);
+            if Instant::now() >= self.forget_at {
+                let forgotten = forgotten::forget(api).await;
+                tell(&self.reporter, "nodes that are long gone", forgotten);
+                self.forget_at = Instant::now() + FORGET_EVERY;
+            }
             self.wait(&mut watch).await;
         }
     }
@@ -106,7 +116,8 @@ impl Rounds {
 
     /// Begins a round for each storage that has none under way.
     async fn begin(&mut self, api: &Cluster) -> Result<(), VolumeError> {
-        cluster::end(api).await?;
+        // One whose end is refused keeps nobody else's work waiting.
+        let ended = cluster::end(&self.volumes, api).await;
         let picture = Arc::new(Picture::read(api).await?);
         let names = picture.storages();
         self.storages.retain(|name, _| {
@@ -133,7 +144,7 @@ impl Rounds {
                 name
             });
         }
-        Ok(())
+        ended
     }
 }
 

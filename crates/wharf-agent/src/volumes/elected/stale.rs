@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 use wharf_core::volume::{
     attach::Step,
+    backend::Backend,
     fence::HolderNode,
-    garbage::{Scan, Scanned, decide_stale, has_stale},
+    garbage::{Scan, Scanned, decide_ending, decide_stale, has_stale},
     record::{Entry, EntryKey, Generation, Record},
 };
 use wharf_kube::{
@@ -43,25 +44,26 @@ pub async fn sweep(
     let records: Vec<_> = picture.records.iter().filter(is_of).collect();
     let entries = records.iter().flat_map(|(_, record)| &record.entries);
     let nodes = holders(volumes, api, entries).await?;
+    // One that is being deleted, or gone, can shut nobody out, and nobody needs that.
+    let cluster = picture.cluster(storage).filter(|cluster| !cluster.deleting);
     let mut stale: BTreeMap<&String, &Record> =
         records.into_iter().map(|(name, record)| (name, record)).collect();
-    stale.retain(|_, record| has_stale(record, &nodes));
+    stale.retain(|_, record| cluster.is_none() || has_stale(record, &nodes));
     sweeps.0.retain(|name, _| stale.contains_key(name));
-    // Without its cluster nobody knows how to shut a holder out.
-    let Some(cluster) = picture.cluster(storage) else { return Ok(()) };
+    let backend = picture.cluster(storage).map(|cluster| cluster.backend);
     for name in stale.keys() {
         sweeps.0.entry((*name).clone()).or_default();
     }
     let work = sweeps.0.iter_mut().filter_map(|(volume, sweep)| {
         let record = (*stale.get(volume)?).clone();
-        let one = One { volumes, api, cluster, volume };
+        let one = One { volumes, api, cluster, backend, volume };
         Some(async move { one.sweep(record, sweep).await })
     });
     side_by_side(work).await.into_iter().collect()
 }
 
 /// The nodes that entries name, each asked for once.
-async fn holders<'a>(
+pub async fn holders<'a>(
     volumes: &Volumes,
     api: &Cluster,
     entries: impl IntoIterator<Item = &'a Entry>,
@@ -77,7 +79,10 @@ async fn holders<'a>(
 struct One<'a> {
     volumes: &'a Volumes,
     api: &'a Cluster,
-    cluster: &'a StorageCluster,
+    /// `None` when it is being deleted, or is gone.
+    cluster: Option<&'a StorageCluster>,
+    /// `None` when nobody knows it any more.
+    backend: Option<Backend>,
     volume: &'a str,
 }
 
@@ -87,7 +92,12 @@ impl One<'_> {
         for _ in 0..MOST_STEPS {
             let seen = self.api.volume(self.volume).await?;
             let scanned = self.scanned(record.clone(), seen.as_ref(), sweep).await?;
-            let step = match decide_stale(&scanned, Timestamp::now(), &self.volumes.policy) {
+            let (now, policy) = (Timestamp::now(), &self.volumes.policy);
+            let decided = match self.cluster {
+                Some(_) => decide_stale(&scanned, now, policy),
+                None => decide_ending(&scanned, now, policy),
+            };
+            let step = match decided {
                 Scan::Clean => return Ok(()),
                 Scan::Stuck(entries) => {
                     for (entry, why) in entries {
@@ -119,7 +129,7 @@ impl One<'_> {
         let nodes = holders(self.volumes, self.api, &record.entries).await?;
         Ok(Scanned {
             volume: self.volume.to_owned(),
-            backend: self.cluster.backend,
+            backend: self.backend.unwrap_or_else(|| likely_backend(&record)),
             record,
             nodes,
             generation: volume.map(|volume| volume.facts.generation),
@@ -150,18 +160,27 @@ impl One<'_> {
                 self.volumes.note_garbage(self.api, &node, &entries).await?;
             }
             Step::Fence { holders, generation } => {
+                let Some(StorageCluster { backend, parameters, .. }) = self.cluster else {
+                    return Ok(());
+                };
                 let (places, hints) = (&self.volumes.places, &self.volumes.hints);
-                let StorageCluster { backend, parameters, .. } = self.cluster;
                 let storage = storage::open(*backend, parameters, places, hints)?;
                 let by_holder = || holders.first().map(|holder| holder.image.clone());
                 let image = volume.map(|volume| volume.facts.image.clone()).or_else(by_holder);
                 let image = image.unwrap_or_default();
-                let out = holders.clone();
-                let fence = move || Ok(storage.fence(&image, &out, generation)?);
+                let (name, out) = (self.volume.to_owned(), holders.clone());
+                let fence = move || Ok(storage.fence(&name, &image, &out, generation)?);
                 self.volumes.blocking(self.volume, "shut a holder out", fence).await?;
                 sweep.fenced.extend(holders.iter().map(Entry::key));
             }
         }
         Ok(())
     }
+}
+
+/// What the storage of a record was, as far as its entries tell: one who promised to cut itself off did so where
+/// nobody else could.
+fn likely_backend(record: &Record) -> Backend {
+    let promised = record.entries.iter().any(|entry| entry.self_fence);
+    if promised { Backend::Loopfile } else { Backend::Proxy }
 }

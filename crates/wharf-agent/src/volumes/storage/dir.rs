@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use wharf_core::volume::record::{Entry, Generation};
 
-use super::{Device, Places, Result, Storage, StorageError, Use, below, parameter};
+use super::{Device, Places, Result, Storage, StorageError, Use, below, owner, parameter};
 use crate::{host::files, volumes::kernel};
 
 pub struct Dir {
@@ -33,6 +33,12 @@ impl Dir {
 
     fn note(&self, volume: &Use) -> Result<PathBuf> {
         below(&self.notes, &volume.volume)
+    }
+
+    /// Where it is noted for all nodes whose a directory is. No directory of ours is hidden.
+    fn owner_note(&self, image: &str) -> Result<PathBuf> {
+        let path = below(&self.directory, image)?;
+        Ok(path.with_file_name(format!(".{image}.note")))
     }
 
     fn device(&self, volume: &Use, generation: Generation) -> Result<Device> {
@@ -62,6 +68,7 @@ impl Storage for Dir {
         if !device.path.is_dir() {
             return Err(StorageError::NoImage(device.path.display().to_string()));
         }
+        owner::claim(&self.owner_note(&volume.image)?, volume)?;
         let note = Note { generation: volume.generation, boot_id: volume.boot_id.clone() };
         let path = self.note(volume)?;
         let text = serde_json::to_vec(&note).map_err(io::Error::from);
@@ -74,13 +81,7 @@ impl Storage for Dir {
     }
 
     fn unmap(&self, volume: &Use, _device: &Device) -> Result<()> {
-        let path = self.note(volume)?;
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(StorageError::io(format!("remove {}", path.display()), source))
-            }
-            Ok(()) | Err(_) => Ok(()),
-        }
+        remove_file(&self.note(volume)?)
     }
 
     /// Nobody who is started from now on gets it, and whoever has it is ended: nothing else would keep
@@ -95,7 +96,13 @@ impl Storage for Dir {
         Ok(kernel::take_away(&shown)?)
     }
 
-    fn fence(&self, _image: &str, _holders: &[Entry], _generation: Generation) -> Result<()> {
+    fn fence(
+        &self,
+        _volume: &str,
+        _image: &str,
+        _holders: &[Entry],
+        _generation: Generation,
+    ) -> Result<()> {
         Ok(())
     }
 
@@ -118,9 +125,11 @@ impl Storage for Dir {
         Ok(())
     }
 
-    fn delete(&self, image: &str) -> Result<()> {
-        let path = below(&self.directory, image)?;
-        remove_tree(&path)
+    fn delete(&self, volume: &str, image: &str) -> Result<()> {
+        let note = self.owner_note(image)?;
+        owner::check(&note, image, volume)?;
+        remove_tree(&below(&self.directory, image)?)?;
+        remove_file(&note)
     }
 
     fn refresh(&self, _volume: &Use, _device: &Device) -> Result<()> {
@@ -134,5 +143,41 @@ fn remove_tree(path: &Path) -> Result<()> {
             Err(StorageError::io(format!("remove {}", path.display()), source))
         }
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    let removed = files::remove_file(path);
+    removed
+        .map(drop)
+        .map_err(|source| StorageError::io(format!("remove {}", path.display()), source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volumes::storage::owner::tests::use_of;
+
+    #[test]
+    fn a_directory_is_of_one_volume_on_all_nodes() {
+        let shared = tempfile::tempdir().unwrap();
+        let parameters = [("directory".to_owned(), shared.path().display().to_string())].into();
+        let states = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [here, there] = [&states[0], &states[1]].map(|state| {
+            let places = Places::of_guard(state.path().to_owned(), "/no/kubelet".into(), None);
+            Dir::new(&parameters, &places).unwrap()
+        });
+        here.create("one", 0).unwrap();
+        here.map(&use_of("pv-1", "one", false)).unwrap();
+        there.map(&use_of("pv-1", "one", false)).expect("several nodes may have a volume");
+        for reads in [false, true] {
+            let refused = there.map(&use_of("pv-2", "one", reads));
+            assert!(matches!(refused, Err(StorageError::Taken { by, .. }) if by == "pv-1"));
+            assert_eq!(there.find(&use_of("pv-2", "one", reads)).unwrap(), None);
+        }
+        assert!(there.delete("pv-2", "one").is_err());
+        assert!(shared.path().join("one").is_dir());
+        here.delete("pv-1", "one").unwrap();
+        assert_eq!(fs::read_dir(shared.path()).unwrap().count(), 0);
     }
 }

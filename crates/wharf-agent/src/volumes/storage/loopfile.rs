@@ -10,12 +10,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
 use wharf_block::loops;
 use wharf_core::volume::record::{Entry, Generation};
 
-use super::{Device, Hints, Result, Storage, StorageError, Use, below, devices::shown, parameter};
-use crate::{host::files, volumes::kernel};
+use super::{
+    Device, Hints, Result, Storage, StorageError, Use, below,
+    devices::shown,
+    owner::{self, Note},
+    parameter, whole,
+};
+use crate::volumes::kernel;
 
 /// Of every image.
 pub const ENDING: &str = "img";
@@ -30,13 +34,6 @@ pub struct Loopfile {
     hints: Hints,
 }
 
-/// What lies beside an image.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Note {
-    volume: String,
-    generation: Generation,
-}
-
 impl Loopfile {
     pub fn new(parameters: &BTreeMap<String, String>, hints: &Hints) -> Result<Self> {
         let directory = parameter(parameters, "directory")?;
@@ -49,17 +46,6 @@ impl Loopfile {
 
     fn note_path(&self, image: &str) -> Result<PathBuf> {
         Ok(below(&self.directory, image)?.with_added_extension("note"))
-    }
-
-    fn note(&self, image: &str) -> Result<Option<Note>> {
-        let path = self.note_path(image)?;
-        let failed = |source| StorageError::io(format!("read {}", path.display()), source);
-        match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            text => serde_json::from_slice(&text.map_err(failed)?)
-                .map(Some)
-                .map_err(|source| failed(source.into())),
-        }
     }
 }
 
@@ -76,9 +62,7 @@ impl Storage for Loopfile {
             io::ErrorKind::NotFound => StorageError::NoImage(path.display().to_string()),
             _ => StorageError::io(format!("open {}", path.display()), source),
         })?;
-        if !volume.read_only {
-            self.claim(volume)?;
-        }
+        self.claim(volume)?;
         let device = self.hints.attach(&file, volume)?;
         Ok(shown(&device, volume.generation))
     }
@@ -99,12 +83,19 @@ impl Storage for Loopfile {
     }
 
     /// There is nobody who could refuse: the proof has to stand for itself.
-    fn fence(&self, _image: &str, _holders: &[Entry], _generation: Generation) -> Result<()> {
+    fn fence(
+        &self,
+        _volume: &str,
+        _image: &str,
+        _holders: &[Entry],
+        _generation: Generation,
+    ) -> Result<()> {
         Ok(())
     }
 
     fn epoch(&self, image: &str) -> Result<Generation> {
-        Ok(self.note(image)?.map(|note| note.generation).unwrap_or_default())
+        let note = owner::read(&self.note_path(image)?)?;
+        Ok(note.map(|note| note.generation).unwrap_or_default())
     }
 
     fn create(&self, image: &str, bytes: u64) -> Result<()> {
@@ -122,7 +113,8 @@ impl Storage for Loopfile {
             .map_err(|source| StorageError::io(format!("grow {}", path.display()), source))
     }
 
-    fn delete(&self, image: &str) -> Result<()> {
+    fn delete(&self, volume: &str, image: &str) -> Result<()> {
+        owner::check(&self.note_path(image)?, image, volume)?;
         for path in [self.image(image)?, self.note_path(image)?] {
             remove(&path)?;
         }
@@ -138,34 +130,24 @@ impl Storage for Loopfile {
 }
 
 impl Loopfile {
-    /// Notes whose the image is and under which grant, before it is written to.
+    /// Notes whose the image is before it is used, and under which grant before it is written to.
     fn claim(&self, volume: &Use) -> Result<()> {
-        let known = self.note(&volume.image)?;
-        if let Some(known) = &known {
-            if known.volume != volume.volume {
-                let (image, by) = (volume.image.clone(), known.volume.clone());
-                return Err(StorageError::Taken { image, by });
-            }
-            if known.generation > volume.generation {
-                let image = volume.image.clone();
-                let (epoch, ours) = (known.generation, volume.generation);
-                return Err(StorageError::Later { image, epoch, ours });
-            }
-            if known.generation == volume.generation {
-                return Ok(());
-            }
-        }
-        let note = Note { volume: volume.volume.clone(), generation: volume.generation };
         let path = self.note_path(&volume.image)?;
-        let text = serde_json::to_vec(&note).map_err(io::Error::from);
-        text.and_then(|text| files::write_durably(&path, 0o600, &text))
-            .map_err(|source| StorageError::io(format!("write {}", path.display()), source))
+        let known = owner::claim(&path, volume)?.generation;
+        let ours = volume.generation;
+        if volume.read_only || known == ours {
+            return Ok(());
+        }
+        if known > ours {
+            return Err(StorageError::Later { image: volume.image.clone(), epoch: known, ours });
+        }
+        owner::write(&path, &Note { volume: volume.volume.clone(), generation: ours })
     }
 }
 
 fn lengthen(file: &File, bytes: u64) -> io::Result<()> {
-    if file.metadata()?.len() < bytes {
-        file.set_len(bytes)?;
+    if file.metadata()?.len() < whole(bytes) {
+        file.set_len(whole(bytes))?;
         file.sync_all()?;
     }
     Ok(())
@@ -183,26 +165,55 @@ fn remove(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volumes::storage::Listed;
+    use crate::volumes::storage::{Listed, owner::tests::use_of};
+
+    fn storage(dir: &Path) -> Loopfile {
+        let parameters = [("directory".to_owned(), dir.display().to_string())];
+        Loopfile::new(&parameters.into(), &Hints::default()).unwrap()
+    }
+
+    #[test]
+    fn an_image_is_of_one_volume_also_for_who_only_reads_it_or_deletes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = storage(dir.path());
+        let is_taken = |done: Result<()>| {
+            assert!(matches!(done, Err(StorageError::Taken { by, .. }) if by == "pv-1"));
+        };
+        for (image, first_reads) in [("written", false), ("read", true)] {
+            storage.create(image, 1 << 20).unwrap();
+            storage.claim(&use_of("pv-1", image, first_reads)).unwrap();
+            for reads in [false, true] {
+                is_taken(storage.claim(&use_of("pv-2", image, reads)));
+                storage.claim(&use_of("pv-1", image, reads)).unwrap();
+            }
+            is_taken(storage.delete("pv-2", image));
+            assert!(dir.path().join(name_of(image)).exists());
+            storage.delete("pv-1", image).unwrap();
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_image_is_made_and_grown_to_whole_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = storage(dir.path());
+        let size = || fs::metadata(dir.path().join("one.img")).unwrap().len();
+        storage.create("one", 65_000_000).unwrap();
+        assert_eq!(size(), 65_003_520);
+        storage.grow("one", 70_000_000).unwrap();
+        assert_eq!(size(), 70_000_640);
+        storage.grow("one", 65_000_000).unwrap();
+        assert_eq!(size(), 70_000_640, "it never becomes smaller");
+    }
 
     /// Whoever asks for the cut takes the volume for cut off, also who has not seen the device.
     #[test]
     fn a_cut_finds_the_device_by_itself_and_fails_where_one_does_not_answer() {
         let dir = tempfile::tempdir().unwrap();
-        let parameters = [("directory".to_owned(), dir.path().display().to_string())];
-        let storage = Loopfile::new(&parameters.into(), &Hints::default()).unwrap();
+        let storage = storage(dir.path());
         storage.create("test-cut-unseen", 1 << 20).unwrap();
-        let volume = Use {
-            volume: "pv".to_owned(),
-            image: "test-cut-unseen".to_owned(),
-            generation: Generation(2),
-            read_only: false,
-            boot_id: "boot".to_owned(),
-            agent: format!("{:08x}", std::process::id()),
-            staging: dir.path().join("staging"),
-            binds: Vec::new(),
-            pods: dir.path().join("pods"),
-        };
+        let staging = dir.path().join("staging");
+        let volume = Use { staging, ..use_of("pv", "test-cut-unseen", false) };
         let device = storage.map(&volume).unwrap();
         let name = device.path.file_name().unwrap().to_string_lossy().into_owned();
         let sectors = || fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();

@@ -19,8 +19,8 @@ use wharf_block::{
 use wharf_core::volume::record::{Entry, Generation};
 
 use super::{
-    Device, Hints, Places, Result, Storage, StorageError, Use, below, devices::shown, parameter,
-    runs,
+    Device, Hints, Places, Result, Storage, StorageError, Use, below, devices::shown, owner,
+    parameter, runs, whole,
 };
 
 /// For one question to the block server. Shutting others out waits for what they have under way.
@@ -31,6 +31,11 @@ const RUNS: &str = "proxies";
 /// What the device of a volume is made of here.
 pub fn disk_of(places: &Places, volume: &str) -> Result<PathBuf> {
     Ok(proxy::disk(&below(&runs(places, RUNS), volume)?))
+}
+
+/// Ends the processes of a volume, if it has such here.
+pub fn end(places: &Places, volume: &str) -> Result<()> {
+    Ok(proxy::stop(&below(&runs(places, RUNS), volume)?)?)
 }
 
 /// What keeps a volume from its storage.
@@ -134,9 +139,13 @@ impl Storage for Proxy {
     }
 
     fn map(&self, volume: &Use) -> Result<Device> {
+        let image = image(&volume.image)?;
+        // Before our generation is known there: it would shut the owner's clients out.
+        let known = self.ask()?.own(&image, &volume.volume)?;
+        owner::refuse_other(known.owner.as_deref(), &volume.image, &volume.volume)?;
         let options = proxy::Options {
             address: self.address.clone(),
-            image: image(&volume.image)?,
+            image,
             generation: volume.generation.0,
             read_only: volume.read_only,
             dead_after: self.dead_after,
@@ -163,8 +172,19 @@ impl Storage for Proxy {
         Ok(proxy::abort(&self.run_dir(volume)?)?)
     }
 
-    fn fence(&self, name: &str, _holders: &[Entry], generation: Generation) -> Result<()> {
-        self.ask()?.fence(&image(name)?, generation.0)?;
+    fn fence(
+        &self,
+        volume: &str,
+        name: &str,
+        _holders: &[Entry],
+        generation: Generation,
+    ) -> Result<()> {
+        let (image, mut server) = (image(name)?, self.ask()?);
+        let owner = server.epoch(&image)?.owner;
+        // None of ours was ever let in where it is another's, whose clients have nothing to do with us.
+        if owner.is_none_or(|owner| owner == volume) {
+            server.fence(&image, generation.0)?;
+        }
         Ok(())
     }
 
@@ -173,7 +193,7 @@ impl Storage for Proxy {
     }
 
     fn create(&self, name: &str, bytes: u64) -> Result<()> {
-        self.ask()?.create(&image(name)?, bytes)?;
+        self.ask()?.create(&image(name)?, whole(bytes))?;
         Ok(())
     }
 
@@ -181,19 +201,21 @@ impl Storage for Proxy {
         let image = image(name)?;
         let mut server = self.ask()?;
         let known = server.epoch(&image)?;
-        if known.size < bytes {
-            server.grow(&image, bytes, known.epoch)?;
+        if known.size < whole(bytes) {
+            server.grow(&image, whole(bytes), known.epoch)?;
         }
         Ok(())
     }
 
-    fn delete(&self, name: &str) -> Result<()> {
+    fn delete(&self, volume: &str, name: &str) -> Result<()> {
         let image = image(name)?;
         let mut server = self.ask()?;
-        match server.epoch(&image) {
-            Err(error) if error.is_missing() => Ok(()),
-            known => Ok(server.delete(&image, known?.epoch.saturating_add(1))?),
-        }
+        let known = match server.epoch(&image) {
+            Err(error) if error.is_missing() => return Ok(()),
+            known => known?,
+        };
+        owner::refuse_other(known.owner.as_deref(), name, volume)?;
+        Ok(server.delete(&image, known.epoch.saturating_add(1))?)
     }
 
     fn refresh(&self, volume: &Use, device: &Device) -> Result<()> {

@@ -29,7 +29,7 @@ use wharf_core::{
 
 use super::{
     Device, Hints, Places, Result, Storage, StorageError, Use, below, check_image, devices::shown,
-    runs,
+    owner, runs, whole,
 };
 use client::{Client, Ended, Note};
 use cluster::Cluster;
@@ -78,6 +78,12 @@ pub enum Error {
 /// What the device of a volume is made of here.
 pub fn disk_of(places: &Places, volume: &str) -> Result<PathBuf> {
     Ok(client(places, volume)?.disk())
+}
+
+/// Ends the client of a volume, if it has one here.
+pub fn end(places: &Places, volume: &str) -> Result<()> {
+    client(places, volume)?.end()?;
+    Ok(())
 }
 
 fn client(places: &Places, volume: &str) -> Result<Client> {
@@ -149,6 +155,22 @@ impl Rbd {
         Ok(address)
     }
 
+    /// Makes the image the volume's, if it is nobody's, for one that only reads.
+    fn own(&self, cluster: &Cluster, volume: &Use) -> Result<()> {
+        let known = cluster.ledger(&volume.image)?;
+        admit(&known, volume)?;
+        let ours = Key::Volume(volume.volume.clone());
+        if known.contains(&ours) {
+            return Ok(());
+        }
+        cluster.note(&volume.image, &ours)?;
+        let admitted = admit(&cluster.ledger(&volume.image)?, volume);
+        if admitted.is_err() {
+            cluster.forget(&volume.image, &ours, GOOD_BYE)?;
+        }
+        admitted
+    }
+
     fn begin(&self, volume: &Use, client: &Client) -> Result<Device> {
         let cluster = self.cluster()?;
         let Use { image, generation, read_only, .. } = volume;
@@ -156,7 +178,7 @@ impl Rbd {
             return Err(self.missing(image));
         }
         let identity = if *read_only {
-            admit(&cluster.ledger(image)?, volume)?;
+            self.own(&cluster, volume)?;
             client.start(&cluster, image, true)?;
             String::new()
         } else {
@@ -239,9 +261,19 @@ impl Storage for Rbd {
         Ok(loops::release(&client.disk())?)
     }
 
-    fn fence(&self, image: &str, holders: &[Entry], generation: Generation) -> Result<()> {
+    fn fence(
+        &self,
+        volume: &str,
+        image: &str,
+        holders: &[Entry],
+        generation: Generation,
+    ) -> Result<()> {
         check_image(image)?;
         let cluster = self.cluster()?;
+        if cluster.ledger(image)?.owner_but(volume).is_some() {
+            // None of ours was ever let in, and the owner's clients have nothing to do with us.
+            return Ok(());
+        }
         cluster.note(image, &Key::Epoch(generation))?;
         let ledger = cluster.ledger(image)?;
         let mut out = ledger.writers(|of| of < generation);
@@ -267,7 +299,7 @@ impl Storage for Rbd {
 
     fn create(&self, image: &str, bytes: u64) -> Result<()> {
         check_image(image)?;
-        Ok(self.cluster()?.create(image, bytes)?)
+        Ok(self.cluster()?.create(image, whole(bytes))?)
     }
 
     fn grow(&self, image: &str, bytes: u64) -> Result<()> {
@@ -275,15 +307,17 @@ impl Storage for Rbd {
         let cluster = self.cluster()?;
         match cluster.size(image)? {
             None => Err(self.missing(image)),
-            Some(size) if size >= bytes => Ok(()),
-            Some(_) => Ok(cluster.resize(image, bytes)?),
+            Some(size) if size >= whole(bytes) => Ok(()),
+            Some(_) => Ok(cluster.resize(image, whole(bytes))?),
         }
     }
 
-    fn delete(&self, image: &str) -> Result<()> {
+    fn delete(&self, volume: &str, image: &str) -> Result<()> {
         check_image(image)?;
         let cluster = self.cluster()?;
-        let epoch = cluster.ledger(image)?.epoch();
+        let known = cluster.ledger(image)?;
+        owner::refuse_other(known.owner_but(volume), image, volume)?;
+        let epoch = known.epoch();
         if cluster.size(image)?.is_some() {
             cluster.note(image, &Key::Epoch(epoch.next()))?;
         }

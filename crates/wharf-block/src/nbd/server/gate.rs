@@ -142,14 +142,18 @@ impl Gate {
         self.wait_until_gone(state, name, |member| member.generation < generation).map(|_| ())
     }
 
-    /// Shuts out everybody, for good.
+    /// Shuts out everybody who was ever let in, for good: also from an image that is made later under
+    /// the same name. Whoever does not leave in time keeps the image from being closed.
     pub fn close(&self, name: &ImageName, generation: u64) -> Result<(), Failure> {
         let mut state = self.lock();
         if generation < state.epoch {
             return Err(Failure::fenced(name, generation, state.epoch));
         }
+        let beyond_all = generation.max(state.epoch.saturating_add(1));
+        self.raise(&mut state, beyond_all)?;
+        let mut state = self.wait_until_gone(state, name, |_| true)?;
         state.closed = true;
-        self.wait_until_gone(state, name, |_| true).map(|_| ())
+        Ok(())
     }
 
     fn raise(&self, state: &mut State, generation: u64) -> Result<(), Failure> {
@@ -239,25 +243,49 @@ mod tests {
 
     use super::{super::store::Store, *};
 
-    #[test]
-    fn one_that_still_waits_does_not_cut_a_higher_that_came_in() {
-        let dir = TempDir::new().unwrap();
+    fn image(dir: &TempDir) -> Arc<Image> {
         let store = Store::open(dir.path()).unwrap();
         let name = ImageName::new("one").unwrap();
         store.create(&name, 1 << 20).unwrap();
-        let image = store.image(&name).unwrap();
+        store.image(&name).unwrap()
+    }
+
+    fn enter(image: &Arc<Image>, generation: u64) -> Result<Admission, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let enter = |generation: u64| {
-            let socket = socket.try_clone().unwrap();
-            let role = Role::Writer { session: format!("session-{generation}"), slot: 0 };
-            admit(&image, generation, role, socket)
-        };
-        let seen = |epoch| {
-            while image.gate.epoch() < epoch {
-                thread::yield_now();
-            }
-        };
+        let role = Role::Writer { session: format!("session-{generation}"), slot: 0 };
+        admit(image, generation, role, socket)
+    }
+
+    fn wait_for_epoch(image: &Image, epoch: u64) {
+        while image.gate.epoch() < epoch {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn an_image_is_there_until_the_last_of_its_clients_has_left() {
+        let dir = TempDir::new().unwrap();
+        let image = image(&dir);
+        let member = enter(&image, 4).unwrap();
+        thread::scope(|scope| {
+            let close = scope.spawn(|| image.gate.close(&image.name, 4));
+            wait_for_epoch(&image, 5);
+            assert!(member.is_cut());
+            assert_eq!(check(&image, 4).unwrap_err().code, Code::Fenced, "who was in is out");
+            check(&image, 5).expect("nobody has closed it yet");
+            drop(member);
+            close.join().unwrap().unwrap();
+        });
+        assert_eq!(check(&image, 5).unwrap_err().code, Code::Missing);
+    }
+
+    #[test]
+    fn one_that_still_waits_does_not_cut_a_higher_that_came_in() {
+        let dir = TempDir::new().unwrap();
+        let image = image(&dir);
+        let enter = |generation: u64| enter(&image, generation);
+        let seen = |epoch| wait_for_epoch(&image, epoch);
         // Whether the lower or the higher goes on first is up to the scheduler.
         for round in 1..=100 {
             let old = enter(3 * round).unwrap();

@@ -218,6 +218,7 @@ impl Handshake<'_> {
                 Ok(Answer::Joined { boot: self.shared.boot.clone() })
             }
             Ask::Create { image, size } => Ok(Answer::Image(store.create(&image, size)?)),
+            Ask::Own { image, owner } => Ok(Answer::Image(store.own(&image, &owner)?)),
             Ask::Delete { image, generation } => {
                 store.delete(&image, generation)?;
                 Ok(Answer::Deleted)

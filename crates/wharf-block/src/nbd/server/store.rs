@@ -1,4 +1,5 @@
-//! The images in their directory: `NAME.img`, and beside it `NAME.epoch`, which outlives it.
+//! The images in their directory: `NAME.img`, and beside it `NAME.owner`, whose it is, and `NAME.epoch`, which
+//! outlives it.
 
 use std::{
     collections::BTreeMap,
@@ -27,6 +28,8 @@ use crate::nbd::{
 const MAX_SIZE: u64 = 16 << 40;
 /// Whole pages, so that no sector size of any machine has a rest.
 const SIZE_UNIT: u64 = 4096;
+/// As long as a name in Kubernetes can be.
+const MAX_OWNER: usize = 253;
 
 #[derive(Debug)]
 pub(super) struct Store {
@@ -125,14 +128,38 @@ impl Store {
         Err(Failure::new(Code::Exists, message))
     }
 
+    /// Makes an image the owner's that is nobody's. It stays so until the image is deleted.
+    pub fn own(&self, name: &ImageName, owner: &str) -> Result<ImageInfo, Failure> {
+        let plain = |c: char| c.is_ascii_graphic();
+        if owner.is_empty() || owner.len() > MAX_OWNER || !owner.chars().all(plain) {
+            let message = format!("an owner has 1 to {MAX_OWNER} plain letters");
+            return Err(Failure::new(Code::Invalid, message));
+        }
+        // Of two who come at once the first one has it.
+        let image = self.image(name)?;
+        let alone = self.opened();
+        let path = self.path(name, "owner");
+        let noted = match read_line(&path) {
+            Ok(None) => write_line(&path, owner),
+            Ok(Some(_)) => Ok(()),
+            Err(error) => Err(error),
+        };
+        noted.map_err(|e| Failure::disk("noting the image's owner", &e))?;
+        drop(alone);
+        self.info_of(&image)
+    }
+
     pub fn delete(&self, name: &ImageName, generation: u64) -> Result<(), Failure> {
         let image = self.image(name)?;
         image.gate.close(name, generation)?;
         let mut open = self.opened();
-        match fs::remove_file(self.path(name, "img")) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Failure::disk("deleting the image", &error)),
+        // The image last: one of the same name that is made later is nobody's.
+        for ending in ["owner", "img"] {
+            match fs::remove_file(self.path(name, ending)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Failure::disk("deleting the image", &error)),
+            }
         }
         open.remove(name);
         flush_directory(&self.directory).map_err(|e| Failure::disk("deleting the image", &e))
@@ -166,13 +193,17 @@ impl Store {
 
     pub fn info(&self, name: &ImageName) -> Result<ImageInfo, Failure> {
         let image = self.image(name)?;
-        let metadata =
-            image.file.metadata().map_err(|e| Failure::disk("looking at the image", &e))?;
+        self.info_of(&image)
+    }
+
+    fn info_of(&self, image: &Image) -> Result<ImageInfo, Failure> {
+        let disk = |e: io::Error| Failure::disk("looking at the image", &e);
         Ok(ImageInfo {
-            image: name.clone(),
+            image: image.name.clone(),
             size: image.size(),
-            allocated: metadata.blocks() * 512,
+            allocated: image.file.metadata().map_err(disk)?.blocks() * 512,
             epoch: image.gate.epoch(),
+            owner: read_line(&self.path(&image.name, "owner")).map_err(disk)?,
             clients: image.gate.members(),
         })
     }
@@ -225,19 +256,31 @@ fn make(path: &Path, size: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The number in a file, which is whole whenever the machine stops: zero where there is none.
+/// The number in a file: zero where there is none.
 pub(super) fn read_epoch(path: &Path) -> io::Result<u64> {
-    match fs::read_to_string(path) {
-        Ok(text) => text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(error),
+    match read_line(path)? {
+        Some(line) => line.parse().map_err(|_| io::ErrorKind::InvalidData.into()),
+        None => Ok(0),
     }
 }
 
 pub(super) fn write_epoch(path: &Path, epoch: u64) -> io::Result<()> {
-    let fresh = path.with_extension("epoch.new");
+    write_line(path, &epoch.to_string())
+}
+
+/// What a small file says, which is whole whenever the machine stops.
+fn read_line(path: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn write_line(path: &Path, line: &str) -> io::Result<()> {
+    let fresh = path.with_added_extension("new");
     let mut file = File::create(&fresh)?;
-    writeln!(file, "{epoch}")?;
+    writeln!(file, "{line}")?;
     file.sync_all()?;
     fs::rename(&fresh, path)?;
     flush_directory(path.parent().unwrap_or(Path::new(".")))

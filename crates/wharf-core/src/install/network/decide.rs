@@ -1,9 +1,13 @@
-//! What to change in a node's kernel so that pods of all nodes reach each other.
+//! What to change in a node's kernel so that pods of all nodes reach each other, and the node reaches
+//! Services.
 //!
 //! Nodes on the same segment are reached by a plain route. To all others leads one VXLAN device
 //! that learns nothing by itself: who is behind it follows from the network file alone, because a
 //! node's address in the tunnel (the first of its pod addresses) and its hardware address (made of
 //! the node's own address) can be computed by everybody.
+//!
+//! Packets to Services get the address of a pod on their way out, but only if there is a way at all: the
+//! kernel looks for it first. Where no route of the host covers the range of Services, it gets one.
 
 use std::{collections::BTreeSet, fmt, net::Ipv4Addr};
 
@@ -18,7 +22,9 @@ pub struct ObservedNetwork {
     pub interface: Option<Interface>,
     pub tunnel: Option<ObservedTunnel>,
     /// Routes with our mark.
-    pub routes: BTreeSet<PodRoute>,
+    pub routes: BTreeSet<Route>,
+    /// Whether a route without our mark leads to Services, such as a default route.
+    pub services_routed: bool,
     /// Who is known behind the tunnel, by its neighbours and by its forwarding table.
     pub neighbours: BTreeSet<(Ipv4Addr, Mac)>,
     pub forwarding: BTreeSet<(Mac, Ipv4Addr)>,
@@ -81,21 +87,34 @@ impl Masquerade {
     }
 }
 
-/// A route to a node's pods.
+/// A route to a node's pods, or to Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PodRoute {
+pub struct Route {
     pub to: Ipv4Net,
-    pub gateway: Ipv4Addr,
     pub way: Way,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
-    /// Through the interface, to a node on the same segment.
-    Segment,
-    Tunnel,
-    /// Through a device that we know nothing of; never wished for.
+    /// Through the interface, by the address of a node on the same segment.
+    Segment(Ipv4Addr),
+    /// Through the tunnel, by the address of a node inside it.
+    Tunnel(Ipv4Addr),
+    /// Through the interface to nobody: the packets, which come from this address, get another
+    /// destination before they leave, and with it another way.
+    Services(Ipv4Addr),
+    /// Any other; never wished for.
     Elsewhere,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Segment(gateway) | Self::Tunnel(gateway) => write!(f, "by {gateway}"),
+            Self::Services(source) => write!(f, "from {source}"),
+            Self::Elsewhere => f.write_str("elsewhere"),
+        }
+    }
 }
 
 /// A node behind the tunnel.
@@ -130,7 +149,7 @@ impl fmt::Display for Mac {
 /// One change, to be carried out in the order given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetworkAction {
-    RemoveRoute(PodRoute),
+    RemoveRoute(Route),
     RemoveTunnel,
     CreateTunnel(Tunnel),
     RaiseTunnel,
@@ -139,7 +158,7 @@ pub enum NetworkAction {
     SetNeighbour(TunnelPeer),
     SetForwarding(TunnelPeer),
     /// Takes the place of another route to the same pods.
-    SetRoute(PodRoute),
+    SetRoute(Route),
     SetMasquerade(Masquerade),
     RemoveTable,
 }
@@ -157,9 +176,7 @@ impl fmt::Display for NetworkAction {
             Self::RemoveForwarding(_, outer) => write!(f, "forget {outer} behind the tunnel"),
             Self::SetNeighbour(peer) => write!(f, "set the neighbour {} in the tunnel", peer.inner),
             Self::SetForwarding(peer) => write!(f, "set {} behind the tunnel", peer.outer),
-            Self::SetRoute(route) => {
-                write!(f, "set the route to {} by {}", route.to, route.gateway)
-            }
+            Self::SetRoute(route) => write!(f, "set the route to {} {}", route.to, route.way),
             Self::SetMasquerade(rule) => write!(f, "hide {} from the outside", rule.pod_cidr),
             Self::RemoveTable => f.write_str("remove the nft table"),
         }
@@ -188,14 +205,15 @@ pub fn decide_network(file: &NetworkFile, observed: &ObservedNetwork) -> Network
         // What is there stays: the interface may be back in a moment.
         return NetworkDecision { actions, waiting: Some(no_interface(file)) };
     };
-    let wish = Wish::new(file, interface);
+    let wish = Wish::new(file, interface, observed.services_routed);
     let stale = observed.routes.iter().filter(|route| !wish.leads_to(route.to));
     actions.extend(stale.copied().map(NetworkAction::RemoveRoute));
     decide_tunnel(&wish, observed, &mut actions);
     let gone = actions.contains(&NetworkAction::RemoveTunnel);
     for route in &wish.routes {
         // The routes through a tunnel go with it.
-        let kept = observed.routes.contains(route) && !(gone && route.way == Way::Tunnel);
+        let lost = gone && matches!(route.way, Way::Tunnel(_));
+        let kept = observed.routes.contains(route) && !lost;
         if !kept {
             actions.push(NetworkAction::SetRoute(*route));
         }
@@ -224,14 +242,14 @@ fn remove_all(observed: &ObservedNetwork) -> Vec<NetworkAction> {
 
 /// What the kernel shall hold for this file.
 struct Wish {
-    routes: Vec<PodRoute>,
+    routes: Vec<Route>,
     peers: BTreeSet<TunnelPeer>,
     /// None if nobody is behind it.
     tunnel: Option<Tunnel>,
 }
 
 impl Wish {
-    fn new(file: &NetworkFile, interface: &Interface) -> Self {
+    fn new(file: &NetworkFile, interface: &Interface, services_routed: bool) -> Self {
         let on_segment = |peer: &NetworkNode| {
             file.mode == NetworkMode::Routed
                 && interface.networks.iter().any(|network| network.contains(&peer.address))
@@ -241,12 +259,17 @@ impl Wish {
         for peer in file.peers.iter().filter(|peer| peer.address != file.node.address) {
             let to = peer.pod_cidr.trunc();
             if on_segment(peer) {
-                routes.push(PodRoute { to, gateway: peer.address, way: Way::Segment });
+                routes.push(Route { to, way: Way::Segment(peer.address) });
             } else {
                 let inner = to.network();
-                routes.push(PodRoute { to, gateway: inner, way: Way::Tunnel });
+                routes.push(Route { to, way: Way::Tunnel(inner) });
                 peers.insert(TunnelPeer { inner, mac: Mac::of(peer.address), outer: peer.address });
             }
+        }
+        if !services_routed {
+            let to = file.service_cidr.trunc();
+            let way = source(file, interface).map(Way::Services);
+            routes.extend(way.map(|way| Route { to, way }));
         }
         let tunnel = (!peers.is_empty()).then(|| Tunnel {
             below: interface.index,
@@ -258,9 +281,18 @@ impl Wish {
         Self { routes, peers, tunnel }
     }
 
-    fn leads_to(&self, pods: Ipv4Net) -> bool {
-        self.routes.iter().any(|route| route.to == pods)
+    fn leads_to(&self, range: Ipv4Net) -> bool {
+        self.routes.iter().any(|route| route.to == range)
     }
+}
+
+/// From where the node speaks to Services: its own address, unless the interface has only others.
+/// That is outside of the range of pods, so that kube-proxy hides it behind the address of the device
+/// through which a packet leaves in the end, and answers come back the same way, tunnel or not.
+fn source(file: &NetworkFile, interface: &Interface) -> Option<Ipv4Addr> {
+    let mut addresses = interface.networks.iter().map(Ipv4Net::addr);
+    let own = addresses.clone().find(|address| *address == file.node.address);
+    own.or_else(|| addresses.next())
 }
 
 fn decide_tunnel(wish: &Wish, observed: &ObservedNetwork, actions: &mut Vec<NetworkAction>) {

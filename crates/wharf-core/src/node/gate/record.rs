@@ -99,6 +99,8 @@ pub enum How {
     Skipped,
     /// A person said so.
     Forced,
+    /// A person said so, and for whom; that one has the turn.
+    ForcedForOne,
 }
 
 /// How a drain ended.

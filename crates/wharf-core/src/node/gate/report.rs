@@ -80,6 +80,8 @@ pub enum Wait {
         why: String,
     },
     CordonedBy(String),
+    /// The cordon of the last drain is being taken back.
+    Uncordon,
     Cordon,
     CordonRetry {
         tries: u32,
@@ -109,6 +111,7 @@ impl fmt::Display for Wait {
                 of.as_secs()
             ),
             Wait::CordonedBy(owner) => write!(f, "the node is cordoned by {owner}"),
+            Wait::Uncordon => f.write_str("the cordon of the last drain is taken back first"),
             Wait::Cordon => f.write_str("the node is being cordoned"),
             Wait::CordonRetry { tries, reason } => {
                 write!(f, "the node could not be cordoned at try {tries}: {reason}")

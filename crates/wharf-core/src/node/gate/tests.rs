@@ -83,6 +83,7 @@ fn phases() -> BTreeMap<&'static str, Phase> {
         ("failed-drain", Phase::failed_drain("500", &requests, at(0))),
         ("complete", drained()),
         ("skipped", complete(How::Skipped)),
+        ("forced", complete(How::ForcedForOne)),
     ])
 }
 
@@ -495,6 +496,24 @@ fn the_guard_is_asked_before_anything_is_published() {
 }
 
 #[test]
+fn a_request_that_comes_while_the_last_cordon_is_taken_back_waits_for_that() {
+    let node = node(Some(CORDON_OWNER));
+    let uncordoning = Facts { node, worker: Worker::Uncordoning, ..facts() };
+    let decision = decide_gate(&record(starting(0, None)), &uncordoning, at(1), &Policy::default());
+    assert_eq!((words(&decision).as_str(), decision.record), ("STARTING/2", None));
+    let sentence = decision.wait.unwrap().to_string();
+    assert_eq!(sentence, "the cordon of the last drain is taken back first");
+    for phase in [draining(1), draining(2)] {
+        assert!(!line(&phase, &uncordoning, 1).contains("drain"), "{phase:?}");
+    }
+    // It is taken back once at a time.
+    let nobody = Facts { requests: Requests::default(), ..uncordoning };
+    assert_eq!(settle(&Phase::Idle, &nobody, 1).0, "NOTREQUESTED/1");
+    let again = Facts { worker: Worker::Idle, ..nobody };
+    assert_eq!(settle(&Phase::Idle, &again, 1).0, "NOTREQUESTED/1 uncordon");
+}
+
+#[test]
 fn a_cordon_of_another_owner_is_waited_for() {
     let other = Facts { node: node(Some("repair 10.0.0.1")), ..facts() };
     let decision = decide_gate(&record(starting(0, None)), &other, at(1), &Policy::default());
@@ -538,10 +557,47 @@ fn a_forced_completion_holds_once_for_whom_it_names_and_its_file_goes() {
             let (rest, record) = settle(&phase, &facts, 1);
             assert_eq!(rest, format!("COMPLETE/{number} stop remove-file"), "{name}");
             let gone = Facts { force: None, worker: Worker::Idle, ..facts };
-            let after = decide_gate(&record, &gone, at(2), &Policy::default());
-            assert_eq!(after.publish.status, DrainStatus::Complete, "{name}");
+            // It is not the other one's, however long that one waits.
+            for now in [2, 11, 12, 3600] {
+                let (rest, _) = settle(&record.phase, &gone, now);
+                assert_eq!(rest, format!("COMPLETE/{number}"), "{name} at {now}");
+            }
+            // When the one that was named is through, the other one gets a drain of its own.
+            let rest = match named {
+                Requester::DeviceOperation => asked(false, true),
+                Requester::Update | Requester::Nobody => asked(true, false),
+            };
+            let other = Facts { requests: rest, ..gone };
+            assert_eq!(line(&record.phase, &other, 12), "NOTREQUESTED/1", "{name}");
         }
     }
+}
+
+#[test]
+fn a_completion_that_was_forced_for_nobody_in_particular_is_told_to_both_in_turn() {
+    let forced = Forced { status: DrainStatus::Complete, requested_by: Requester::Nobody };
+    let facts = Facts { force: Some(forced), requests: asked(true, true), ..facts() };
+    let (rest, record) = settle(&draining(1), &facts, 0);
+    assert_eq!(rest, "COMPLETE/3 remove-file");
+    let gone = Facts { force: None, ..facts };
+    assert_eq!(settle(&record.phase, &gone, 10).0, "COMPLETE/2");
+}
+
+#[test]
+fn a_completion_that_was_forced_for_one_who_does_not_ask_yet_is_not_taken_by_the_other() {
+    let forced = Forced { status: DrainStatus::Complete, requested_by: Requester::DeviceOperation };
+    let update = Facts { requests: asked(false, true), force: Some(forced), ..facts() };
+    let (_, record) = settle(&draining(1), &update, 0);
+    let gone = Facts { force: None, ..update };
+    assert_eq!(settle(&record.phase, &gone, 599).0, "COMPLETE/2");
+    assert_eq!(line(&record.phase, &gone, 600), "NOTREQUESTED/1", "the update has a drain again");
+    // The one that it is for takes it up when it comes.
+    let both = Facts { requests: asked(true, true), ..gone };
+    let (rest, taken) = settle(&record.phase, &both, 20);
+    assert_eq!(rest, "COMPLETE/2");
+    // Another request of the same one is another matter.
+    let newer = Requests { device_operation: request(30, "reboot"), update: None };
+    assert_eq!(line(&taken.phase, &Facts { requests: newer, ..both }, 31), "NOTREQUESTED/1");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 use super::*;
 
 fn app(uuid: &str, kube_name: &str) -> App {
-    App { uuid: uuid.to_owned(), kube_name: kube_name.to_owned(), designated: false }
+    let (uuid, kube_name) = (uuid.to_owned(), kube_name.to_owned());
+    App { uuid, kube_name, designated: false, silent: false }
 }
 
 #[test]

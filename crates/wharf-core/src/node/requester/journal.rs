@@ -11,6 +11,8 @@ use crate::node::{
 
 /// So many ids of jobs that are over are remembered, so that a wish that is sent again is known.
 const PAST: usize = 32;
+/// So many jobs that lost their place are remembered with their ends: more than can be wished for at once.
+const REPLACED: usize = 8;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Journal {
@@ -18,6 +20,9 @@ pub struct Journal {
     pub update: Option<Job>,
     /// Of jobs before those, the latest at the end.
     pub past: Vec<String>,
+    /// The last of them as they ended: whoever wished for one is still to hear of it.
+    #[serde(default)]
+    pub replaced: Vec<Job>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,7 +104,7 @@ impl Journal {
         };
         let job = |job: &Option<Job>| job.clone().filter(of_this_boot);
         let (device_operation, update) = (job(&self.device_operation), job(&self.update));
-        Journal { device_operation, update, past: Vec::new() }.requests()
+        Journal { device_operation, update, ..Journal::default() }.requests()
     }
 
     /// Whether a job waits, for its drain or for what comes before.
@@ -141,14 +146,10 @@ impl Journal {
 
     /// What is still wished for is never forgotten: it would be done once more.
     fn forget_the_oldest(&mut self, facts: &Facts) {
-        let mut surplus = self.past.len().saturating_sub(PAST);
         let devices = facts.device_operations.iter().map(|wish| &wish.id);
         let wished: Vec<&String> = devices.chain(facts.updates.iter().map(|w| &w.id)).collect();
-        self.past.retain(|id| {
-            let goes = surplus > 0 && !wished.contains(&id);
-            surplus -= usize::from(goes);
-            !goes
-        });
+        keep_last(&mut self.past, PAST, |id| wished.contains(&id));
+        keep_last(&mut self.replaced, REPLACED, |job| wished.contains(&&job.id));
     }
 
     fn replace(
@@ -169,10 +170,10 @@ impl Journal {
             // It cannot be called back; the next one comes after it.
             Some(job) if !job.is_waiting() && !job.is_over() => Some(job),
             slot if self.past.iter().any(|past| past == id) => slot,
-            // The one that was to take its place is gone, and it is not wanted any more either. That
-            // counts once: what is wished for later is not meant.
+            // The one that was to take its place is gone, and it is not wanted any more either, unless it
+            // is of another kind. That counts once: what is wished for later is not meant.
             Some(mut job) if canceled => {
-                if job.is_waiting() {
+                if job.is_waiting() && job.kind == kind {
                     job.phase = Phase::Canceled { at: now };
                 }
                 self.past.push(id.to_owned());
@@ -185,7 +186,13 @@ impl Journal {
             slot => {
                 // The drain that is under way serves the new one too.
                 let request = slot.as_ref().and_then(Job::asked_at);
-                self.past.extend(slot.map(|old| old.id));
+                if let Some(mut old) = slot {
+                    self.past.push(old.id.clone());
+                    if old.is_waiting() {
+                        old.phase = Phase::Canceled { at: now };
+                    }
+                    self.replaced.push(old);
+                }
                 let phase = match kind {
                     Kind::Reboot | Kind::Shutdown => Phase::deferred(request),
                     Kind::Update => Phase::Preparing { request },
@@ -194,6 +201,16 @@ impl Journal {
             }
         }
     }
+}
+
+/// Forgets the first of a list until it is short enough, but none that is needed.
+fn keep_last<T>(all: &mut Vec<T>, most: usize, is_needed: impl Fn(&T) -> bool) {
+    let mut surplus = all.len().saturating_sub(most);
+    all.retain(|one| {
+        let goes = surplus > 0 && !is_needed(one);
+        surplus -= usize::from(goes);
+        !goes
+    });
 }
 
 impl Kind {

@@ -25,6 +25,10 @@ fn update(id: &str, image: Image) -> Vec<UpdateWish> {
     vec![UpdateWish { id: id.to_owned(), image, activate: true, canceled: false }]
 }
 
+fn leave(id: &str, power: Power) -> Effect {
+    Effect::Leave { id: id.to_owned(), power }
+}
+
 fn facts() -> Facts {
     Facts {
         boot_id: BOOT.to_owned(),
@@ -32,7 +36,7 @@ fn facts() -> Facts {
         updates: Vec::new(),
         drain: drain(DrainStatus::NotRequested, Requester::Nobody),
         commanding: false,
-        ordered: false,
+        ordered: None,
     }
 }
 
@@ -44,7 +48,7 @@ fn settle(journal: &mut Journal, facts: &Facts, now: i64) -> Vec<Effect> {
         let decision = decide_jobs(journal, &facts, at(now), RETRY);
         for effect in decision.effects {
             match effect {
-                Effect::Leave(_) => facts.ordered = true,
+                Effect::Leave { ref id, .. } => facts.ordered = Some(id.clone()),
                 Effect::Command { .. } => facts.commanding = true,
             }
             effects.push(effect);
@@ -95,7 +99,8 @@ fn in_every_status_a_fresh_operation_asks_waits_or_goes() {
         let facts = Facts { drain: drain(status, Requester::DeviceOperation), ..facts() };
         let mut journal = Journal::default();
         let mut effects = settle(&mut journal, &facts, 1);
-        effects.extend(settle(&mut journal, &Facts { ordered: !effects.is_empty(), ..facts }, 3));
+        let ordered = effects.first().map(|_| "op-1".to_owned());
+        effects.extend(settle(&mut journal, &Facts { ordered, ..facts }, 3));
         let (expected, leaves) = match status {
             DrainStatus::Unknown | DrainStatus::NotSupported => ("leaving", true),
             // It asks first, for the end may be that of an earlier drain.
@@ -139,7 +144,7 @@ fn an_end_that_is_told_to_the_other_one_is_not_ours() {
     assert_eq!(settle(&mut journal, &busy, 3), []);
     assert!(apply(&mut journal, Outcome::Commanded, at(4)));
     let effects = settle(&mut journal, &complete(Requester::DeviceOperation), 5);
-    assert_eq!(effects, [Effect::Leave(Power::Reboot)], "into the update, once");
+    assert_eq!(effects, [leave("os-2", Power::Reboot)], "into the update, once");
     // After the boot the device operation has its own turn.
     let booted = Facts { boot_id: "boot-2".to_owned(), ..both };
     settle(&mut journal, &booted, 6);
@@ -150,16 +155,16 @@ fn an_end_that_is_told_to_the_other_one_is_not_ours() {
 fn a_reboot_is_done_once_whenever_the_agent_is_restarted() {
     let go = Facts { drain: drain(DrainStatus::NotSupported, Requester::Nobody), ..facts() };
     let mut journal = Journal::default();
-    assert_eq!(settle(&mut journal, &go, 1), [Effect::Leave(Power::Reboot)]);
+    assert_eq!(settle(&mut journal, &go, 1), [leave("op-1", Power::Reboot)]);
     // Killed before the order was given: it is given again, for the node is still up.
-    assert_eq!(settle(&mut journal, &go, 2), [Effect::Leave(Power::Reboot)]);
+    assert_eq!(settle(&mut journal, &go, 2), [leave("op-1", Power::Reboot)]);
     let booted = Facts { boot_id: "boot-2".to_owned(), ..go };
     assert_eq!(settle(&mut journal, &booted, 3), []);
     assert_eq!(phase(&journal.device_operation), "done");
     assert_eq!(settle(&mut journal, &booted, 4), [], "the wish is still there, and is known");
     let shutdown = Wish { power: Power::Shutdown, ..wish("op-2") };
     let next = Facts { device_operations: vec![shutdown], ..booted.clone() };
-    assert_eq!(settle(&mut journal, &next, 5), [Effect::Leave(Power::Shutdown)]);
+    assert_eq!(settle(&mut journal, &next, 5), [leave("op-2", Power::Shutdown)]);
     let third = Facts { boot_id: "boot-3".to_owned(), ..booted };
     assert_eq!(settle(&mut journal, &third, 6), [], "an old wish that is sent again");
 }
@@ -279,7 +284,7 @@ fn a_canceled_wish_withdraws_its_request_unless_it_is_too_late() {
     let go = drain(DrainStatus::NotSupported, Requester::Nobody);
     let mut journal = Journal::default();
     settle(&mut journal, &Facts { drain: go, ..facts() }, 1);
-    settle(&mut journal, &Facts { drain: go, ordered: true, ..canceled }, 2);
+    settle(&mut journal, &Facts { drain: go, ordered: Some("op-1".to_owned()), ..canceled }, 2);
     assert_eq!(phase(&journal.device_operation), "leaving");
 }
 
@@ -290,6 +295,14 @@ fn a_wish_that_was_replaced_by_a_canceled_one_is_not_wanted_either() {
     let canceled = Wish { canceled: true, ..wish("op-2") };
     settle(&mut journal, &Facts { device_operations: vec![canceled], ..facts() }, 2);
     assert_eq!(phase(&journal.device_operation), "canceled");
+    // One of another kind is not meant, now and later.
+    let mut journal = Journal::default();
+    settle(&mut journal, &facts(), 1);
+    let canceled = Wish { power: Power::Shutdown, canceled: true, ..wish("op-3") };
+    let other = Facts { device_operations: vec![wish("op-1"), canceled], ..facts() };
+    settle(&mut journal, &other, 2);
+    assert_eq!(phase(&journal.device_operation), "asking");
+    assert!(journal.knows("op-3"), "it is over");
     // Not knowing what is wanted is another thing.
     let mut journal = Journal::default();
     settle(&mut journal, &facts(), 1);
@@ -317,6 +330,37 @@ fn of_two_who_wish_the_last_new_one_counts_and_nobodys_old_wish_comes_back() {
 }
 
 #[test]
+fn of_a_wish_that_lost_its_place_it_is_known_how_it_ended() {
+    let with = |wishes: &[Wish]| Facts { device_operations: wishes.to_vec(), ..facts() };
+    let ends = |journal: &Journal| -> Vec<(String, &'static str)> {
+        let end = |job: &Job| (job.id.clone(), phase(&Some(job.clone())));
+        journal.replaced.iter().map(end).collect()
+    };
+    let mut journal = Journal::default();
+    settle(&mut journal, &with(&[wish("server-1")]), 1);
+    assert_eq!(ends(&journal), []);
+    settle(&mut journal, &with(&[wish("server-1"), wish("local-1")]), 2);
+    assert_eq!(ends(&journal), [("server-1".to_owned(), "canceled")]);
+    let go = drain(DrainStatus::NotSupported, Requester::Nobody);
+    settle(&mut journal, &Facts { drain: go, ..with(&[]) }, 3);
+    // After the boot nobody has read the wishes yet, and another comes.
+    let booted = Facts { boot_id: "boot-2".to_owned(), ..with(&[wish("local-2")]) };
+    settle(&mut journal, &booted, 4);
+    let [canceled, done] = [("server-1", "canceled"), ("local-1", "done")];
+    let all = [canceled, done].map(|(id, end)| (id.to_owned(), end));
+    assert_eq!(ends(&journal), all, "one that was done stays done");
+    // What is still wished for is not forgotten, and the rest is in the end.
+    for number in 3..30 {
+        let wishes = [wish("server-1"), wish(&format!("local-{number}"))];
+        settle(&mut journal, &with(&wishes), number);
+    }
+    assert_eq!(ends(&journal).first(), Some(&("server-1".to_owned(), "canceled")));
+    assert_eq!(journal.replaced.len(), 8);
+    let old = r#"{"device_operation":null,"update":null,"past":["a"]}"#;
+    assert_eq!(serde_json::from_str::<Journal>(old).unwrap().past, ["a"], "of an older version");
+}
+
+#[test]
 fn a_wish_that_stays_is_remembered_however_many_come_after_it() {
     let go = Facts { drain: drain(DrainStatus::NotSupported, Requester::Nobody), ..facts() };
     let mut journal = Journal::default();
@@ -339,15 +383,40 @@ fn a_base_os_is_installed_once_its_command_is_through_and_active_after_the_boot(
         ..facts()
     };
     let mut journal = Journal::default();
-    let state = |journal: &Journal| base_os_state(&Image::Loaded, journal.update.as_ref());
-    assert_eq!(state(&journal), (SwState::Loaded, false));
+    let state = |journal: &Journal| base_os_state(&Image::Loaded, journal.update.as_ref().unwrap());
     settle(&mut journal, &facts, 1);
-    assert_eq!(state(&journal), (SwState::Loaded, false));
+    assert_eq!(state(&journal), Some((SwState::Loaded, false)));
     apply(&mut journal, Outcome::Commanded, at(2));
-    assert_eq!(state(&journal), (SwState::Installed, false));
+    assert_eq!(state(&journal), Some((SwState::Installed, false)));
     settle(&mut journal, &Facts { boot_id: "boot-2".to_owned(), ..facts }, 3);
-    assert_eq!(state(&journal), (SwState::Installed, true));
-    assert_eq!(base_os_state(&Image::Loading, None), (SwState::Loading, false));
+    assert_eq!(state(&journal), Some((SwState::Installed, true)));
+}
+
+#[test]
+fn what_is_said_of_a_base_os_follows_its_job_and_the_image_only_until_that_is_over() {
+    let (boot_id, since, request) = (BOOT.to_owned(), at(0), None);
+    let preparing = Phase::Preparing { request };
+    let commanding = Phase::Commanding { boot_id: boot_id.clone(), since, request };
+    let leaving = Phase::Leaving { boot_id, since, request };
+    let failed = Phase::Failed { at: at(0), reason: "exit 1".to_owned() };
+    let bad = Image::Failed("the checksum differs".to_owned());
+    // The image of a job that is over is not kept in mind, and looks as if it were not there yet.
+    let rows = [
+        (preparing.clone(), Image::Fetching, Some((SwState::Downloading, false))),
+        (preparing.clone(), Image::Loading, Some((SwState::Loading, false))),
+        (preparing, bad.clone(), Some((SwState::Failed, false))),
+        (Phase::deferred(None), Image::Loaded, Some((SwState::Loaded, false))),
+        (commanding, Image::Installed, Some((SwState::Installed, false))),
+        (leaving, Image::Fetching, Some((SwState::Installed, false))),
+        (Phase::Done { at: at(0) }, Image::Fetching, Some((SwState::Installed, true))),
+        (failed.clone(), Image::Fetching, Some((SwState::Failed, false))),
+        (failed, bad, Some((SwState::Failed, false))),
+        (Phase::Canceled { at: at(0) }, Image::Fetching, None),
+    ];
+    for (phase, image, expected) in rows {
+        let job = Job { id: "os-2".to_owned(), kind: Kind::Update, phase };
+        assert_eq!(base_os_state(&image, &job), expected, "{job:?} {image:?}");
+    }
 }
 
 #[test]
@@ -355,12 +424,30 @@ fn a_node_that_does_not_go_down_is_given_back() {
     let go = Facts { drain: drain(DrainStatus::NotSupported, Requester::Nobody), ..facts() };
     let mut journal = Journal::default();
     settle(&mut journal, &go, 0);
-    let ordered = Facts { ordered: true, ..go };
+    let ordered = Facts { ordered: Some("op-1".to_owned()), ..go };
     settle(&mut journal, &ordered, 899);
     assert_eq!(phase(&journal.device_operation), "leaving");
     settle(&mut journal, &ordered, 900);
     assert_eq!(phase(&journal.device_operation), "failed");
     assert!(journal.requests().is_empty());
+    // The order came to nothing. The next operation gives its own.
+    let next = Facts { device_operations: reboot("op-2"), ..ordered };
+    assert_eq!(settle(&mut journal, &next, 901), [leave("op-2", Power::Reboot)]);
+}
+
+#[test]
+fn after_an_update_that_did_not_go_down_the_operation_that_waited_gives_its_own_order() {
+    let go = drain(DrainStatus::NotSupported, Requester::Nobody);
+    let update =
+        Facts { device_operations: Vec::new(), updates: update("os-2", Image::Loaded), ..facts() };
+    let mut journal = Journal::default();
+    settle(&mut journal, &Facts { drain: go, ..update.clone() }, 0);
+    apply(&mut journal, Outcome::Commanded, at(0));
+    let ordered = Some("os-2".to_owned());
+    let both = Facts { device_operations: reboot("op-1"), drain: go, ordered, ..update };
+    assert_eq!(settle(&mut journal, &both, 1), [], "the node is going down already");
+    assert_eq!(phase(&journal.device_operation), "paused");
+    assert_eq!(settle(&mut journal, &both, 900), [leave("op-1", Power::Reboot)]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub struct Stuck {
 }
 
 /// Looks for the first thing on the way to a running application that is not as it must be. `None`
-/// when it runs, here or elsewhere, or is not meant to.
+/// when it runs, here or elsewhere, without an error, or is not meant to.
 pub fn find_stuck(facts: &Facts) -> Option<Stuck> {
     match &facts.app {
         Asked::Nobody => None,
@@ -23,9 +23,12 @@ pub fn find_stuck(facts: &Facts) -> Option<Stuck> {
 }
 
 fn look(facts: &Facts, app: &App) -> Option<Stuck> {
-    let running = app.in_cluster.as_ref().is_ok_and(|seen| seen.running);
-    if running || !app.activate {
+    if !app.activate {
         return None;
+    }
+    // It counts as running by its pod, in which a container may crash over and over.
+    if app.in_cluster.as_ref().is_ok_and(|seen| seen.running) {
+        return said_error(app);
     }
     wanted(app)
         .or_else(|| network_is_ready(facts))

@@ -256,6 +256,13 @@ fn the_first_thing_that_is_wrong_is_named() {
         assert_eq!(say(change).as_deref(), Some(expected));
     }
     assert_eq!(find_stuck(&of(|_| ())), None, "it runs");
+    let crashing = of(|app| {
+        app.domain.as_mut().unwrap().error = text("container main: CrashLoopBackOff");
+        app.volumes[0].config = Err(Missing::NoFile);
+    });
+    let stuck = find_stuck(&crashing).unwrap();
+    assert_eq!(stuck.key, "domainmgr-DomainStatus-0b1a2", "what it has got over is not named");
+    assert_eq!(stuck.reason, "container main: CrashLoopBackOff");
     let idle = of(|app| {
         stopped(app);
         app.activate = false;

@@ -208,7 +208,7 @@ impl Holder {
                 tenure,
                 renewed: at(renewed),
                 duration,
-                unchanged_for: Duration::from_secs(10),
+                unchanged_for: Duration::from_secs(u64::try_from(NOW - renewed).unwrap()),
             })
         };
         snapshot.nodes.get_mut("here").unwrap().lease = lease(5, NOW);

@@ -120,7 +120,7 @@ fn scanned(backend: Backend, node: Option<NodeObject>, renewed: i64) -> Scanned 
         tenure: 1,
         renewed: at(renewed),
         duration: Duration::from_secs(20),
-        unchanged_for: Duration::from_secs(10),
+        unchanged_for: Duration::from_secs(u64::try_from(100 - renewed).unwrap()),
     };
     let holder = HolderNode { node, lease: Some(lease), garbage: Vec::new() };
     Scanned {
@@ -135,10 +135,17 @@ fn scanned(backend: Backend, node: Option<NodeObject>, renewed: i64) -> Scanned 
 }
 
 /// Does what the scan says and names the steps.
-fn scan(mut scanned: Scanned) -> Vec<&'static str> {
+fn scan(scanned: Scanned) -> Vec<&'static str> {
+    scan_by(decide_stale, scanned)
+}
+
+fn scan_by(
+    decide: fn(&Scanned, Timestamp, &Policy) -> Scan,
+    mut scanned: Scanned,
+) -> Vec<&'static str> {
     let mut steps = Vec::new();
     for _ in 0..9 {
-        match decide_stale(&scanned, at(100), &Policy::default()) {
+        match decide(&scanned, at(100), &Policy::default()) {
             Scan::Do(Step::Raise { to, .. }) => {
                 scanned.raised = Some(to);
                 steps.push("raise");
@@ -215,4 +222,46 @@ fn the_scan_moves_what_was_given_up_for_good_and_leaves_the_rest() {
     let mut unread = scanned(Backend::Loopfile, None, ended);
     unread.nodes.clear();
     assert_eq!(scan(unread), ["clean"]);
+}
+
+#[test]
+fn at_the_end_of_a_storage_cluster_lost_and_silent_nodes_leave_without_a_fence() {
+    let same = || {
+        let (uid, boot_id) = ("n-1".to_owned(), "b-1".to_owned());
+        Some(NodeObject { uid, boot_id, out_of_service: false })
+    };
+    let out = ["note", "take out"];
+    let (ended, live) = (0, 95);
+    let cases: [(Backend, Option<NodeObject>, i64, &[&str]); 7] = [
+        (Backend::Proxy, None, live, &out),
+        (Backend::Proxy, same(), ended, &out),
+        (Backend::Proxy, same(), live, &["clean"]),
+        (Backend::Rbd, None, live, &out),
+        (Backend::Loopfile, same(), ended, &out),
+        (Backend::Loopfile, same(), live, &["clean"]),
+        // The machine may be writing, and another storage cluster may be made of the same directory.
+        (Backend::Loopfile, None, live, &["stuck"]),
+    ];
+    for (backend, node, renewed, expected) in cases {
+        let facts = scanned(backend, node, renewed);
+        assert_eq!(scan_by(decide_ending, facts.clone()), expected, "{facts:?}");
+    }
+    for phase in [Phase::Released, Phase::Fencing] {
+        let mut given_up = scanned(Backend::Proxy, same(), live);
+        given_up.record.entries[0].phase = phase;
+        assert_eq!(scan_by(decide_ending, given_up), out, "{phase:?}");
+    }
+}
+
+#[test]
+fn what_is_kept_of_a_node_goes_when_it_is_long_gone_and_nothing_names_it() {
+    let week = 7 * 24 * 3600;
+    let gone = Remains { last: Some(at(0)), ..Remains::default() };
+    assert!(is_forgotten(&gone, at(week)));
+    assert!(!is_forgotten(&gone, at(week - 1)));
+    assert!(!is_forgotten(&gone, at(-week)), "a stamp from the future says nothing");
+    assert!(is_forgotten(&Remains::default(), at(0)), "there is nothing by which it was heard of");
+    for kept in [Remains { has_node: true, ..gone }, Remains { is_named: true, ..gone }] {
+        assert!(!is_forgotten(&kept, at(week)), "{kept:?}");
+    }
 }

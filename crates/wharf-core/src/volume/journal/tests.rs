@@ -120,6 +120,7 @@ impl World {
             bound: self.bound.clone(),
             orphaned: self.orphaned.clone(),
             hung: self.hung,
+            spoiled: self.staged && self.cut,
             record: self.api.then(|| self.record.clone()),
         }
     }
@@ -370,6 +371,18 @@ enum Meanwhile {
 }
 
 #[test]
+fn what_the_guard_has_cut_off_is_noticed_taken_away_and_mounted_anew() {
+    let mut world = World::new();
+    assert_eq!(world.call(Call::Mount(0)), End::Settled);
+    world.cut = true;
+    assert_eq!(world.call(Call::Tidy), End::Settled);
+    assert!(world.bound.is_empty() && !world.staged && !world.device, "{:?}", world.disk);
+    assert_eq!((&world.disk, &world.record), (&None, &None));
+    assert_eq!(world.call(Call::Mount(0)), End::Settled);
+    assert!(!world.cut && world.bound.len() == 1);
+}
+
+#[test]
 fn killed_at_every_point_a_volume_ends_mounted_or_unmounted_and_nothing_is_left() {
     let mut points = BTreeSet::new();
     for row in ROWS {
@@ -552,4 +565,37 @@ fn the_journal_survives_the_way_to_the_disk() {
     let text = serde_json::to_string(&journal).unwrap();
     assert!(text.contains(r#""device":"staging","cut":false"#), "{text}");
     assert_eq!(serde_json::from_str::<Journal>(&text).unwrap(), journal);
+}
+
+#[test]
+fn a_journal_is_of_one_image_and_not_of_another_under_the_same_name() {
+    let parameters = |directory: &str, options: &str| {
+        let rows = [("directory", directory), ("mountOptions", options)];
+        let owned = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        rows.map(owned).into_iter().collect::<BTreeMap<_, _>>()
+    };
+    let journal = Journal {
+        volume: "pv".to_owned(),
+        storage_cluster: "main".to_owned(),
+        image: "one".to_owned(),
+        backend: Backend::Loopfile,
+        parameters: parameters("/a", "noatime"),
+        fs_type: String::new(),
+        mount_options: String::new(),
+        boot_id: String::new(),
+        device: DeviceStage::Absent,
+        cut: false,
+        pods: Vec::new(),
+    };
+    for (cluster, image, backend, parameters, is_of) in [
+        ("main", "one", Backend::Loopfile, parameters("/a", "noatime"), true),
+        ("main", "one", Backend::Loopfile, parameters("/a", ""), true),
+        ("main", "two", Backend::Loopfile, parameters("/a", "noatime"), false),
+        ("other", "one", Backend::Loopfile, parameters("/a", "noatime"), false),
+        ("main", "one", Backend::Dir, parameters("/a", "noatime"), false),
+        ("main", "one", Backend::Loopfile, parameters("/b", "noatime"), false),
+        ("main", "one", Backend::Loopfile, BTreeMap::new(), false),
+    ] {
+        assert_eq!(journal.is_of(cluster, image, backend, &parameters), is_of, "{parameters:?}");
+    }
 }

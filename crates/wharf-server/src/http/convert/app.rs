@@ -9,8 +9,8 @@ pub fn app(prefix: &str, record: &AppRecord) -> wire::App {
     let collection = format!("{prefix}/clusters/{}/apps", record.cluster);
     let status = match (record.deleted_at, record.is_settled(), &record.reason) {
         (Some(_), _, _) => "Deleting",
-        (None, true, _) => "Applied",
-        (None, false, Some(_)) => "Failed",
+        (None, _, Some(_)) => "Failed",
+        (None, true, None) => "Applied",
         (None, false, None) => "Pending",
     };
     wire::App {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use wharf_api::{node as wire, resource::Head};
 use wharf_core::{
-    agents::{AgentRecord, DrainSaid, NodeOperation},
+    agents::{AgentRecord, Deferral, DrainSaid, NodeOperation},
     cluster::{
         ClusterRecord,
         health::{Amounts, NodeHealth},
@@ -96,6 +96,11 @@ pub fn operation(
     let collection = format!("{prefix}/clusters/{}/nodes/{}", record.cluster, record.node);
     let agent = agent.filter(|_| record.is_running());
     let drain = agent.and_then(|agent| agent.drain.as_ref());
+    let (deferred, not_deferred) = match agent.map_or(Deferral::Unknown, AgentRecord::deferral) {
+        Deferral::Waits => (true, None),
+        Deferral::Goes(why) => (false, Some(why)),
+        Deferral::Unknown => (false, None),
+    };
     let (image, sha256) = record.image.clone().unzip();
     wire::NodeOperation {
         head: Head {
@@ -112,7 +117,8 @@ pub fn operation(
         sha256,
         state: record.state.name().to_owned(),
         reason: record.reason.clone(),
-        deferred: agent.is_some_and(AgentRecord::defers),
+        deferred,
+        not_deferred,
         drain_status: drain.map(drain_name),
         blocking: drain.map(|drain| drain.blocking.clone()).unwrap_or_default(),
         requested_by: record.requested_by.clone(),

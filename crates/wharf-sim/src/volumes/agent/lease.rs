@@ -1,6 +1,8 @@
 //! How an agent keeps its lease.
 
-use wharf_core::volume::lease::{SinceBoot, Standing, Tenure};
+use std::time::Duration;
+
+use wharf_core::volume::lease::{Keep, Sighting, SinceBoot, Tenure, decide_keep};
 
 use super::{Agent, Machine, Shared, Waiting};
 use crate::volumes::{
@@ -31,7 +33,7 @@ impl Agent {
     pub(super) fn keep_lease(&mut self, machine: &mut Machine, shared: &mut Shared) {
         if let Some(waiting) = self.lease.waiting {
             match self.lease.answer.take() {
-                Some(answer) => self.take_lease_answer(&answer, machine),
+                Some(answer) => self.take_lease_answer(&answer, machine, shared),
                 None if shared.now >= waiting.until => self.lease.known = None,
                 None => return,
             }
@@ -44,17 +46,29 @@ impl Agent {
                 Some(shared.ask(machine.node, Ask::ReadLease { node: machine.node }));
             return;
         };
-        let standing = self.tenure.map(|tenure| tenure.standing(now, &shared.terms));
-        let number = match standing {
-            Some(Standing::Held { renew_at }) if now < renew_at => return,
-            Some(Standing::Held { .. } | Standing::Late { .. }) => machine.tenure,
-            Some(Standing::Over) if shared.plant == Some(Plant::NoSelfFencing) => machine.tenure,
-            // Nothing of the old tenure may reach the storage when the new one begins.
-            Some(Standing::Over) | None if !machine.is_cut_off() => return,
-            Some(Standing::Over) | None => {
-                known.map_or(0, |lease| lease.tenure).max(machine.tenure) + 1
-            }
-        };
+        let sighting = known.map(|lease| Sighting {
+            tenure: lease.tenure,
+            renewed: lease.renewed,
+            duration: lease.duration,
+            unchanged_for: Duration::ZERO,
+        });
+        let (kept, clock) = (machine.kept, machine.clock(shared.now));
+        let number =
+            match decide_keep(self.tenure, kept, sighting.as_ref(), now, clock, &shared.terms) {
+                Keep::Rest { .. } | Keep::Foreign { .. } => return,
+                Keep::Renew { number } => number,
+                Keep::Begin { .. }
+                    if self.tenure.is_some() && shared.plant == Some(Plant::NoSelfFencing) =>
+                {
+                    machine.tenure
+                }
+                // Nothing of the old tenure may reach the storage when the new one begins.
+                Keep::Begin { .. } if !machine.is_cut_off() => return,
+                Keep::Begin { number } => {
+                    machine.kept = number;
+                    number
+                }
+            };
         let lease = Lease {
             tenure: number,
             renewed: machine.clock(shared.now),
@@ -65,7 +79,7 @@ impl Agent {
         self.lease.waiting = Some(shared.ask(machine.node, ask));
     }
 
-    fn take_lease_answer(&mut self, answer: &Answer, machine: &mut Machine) {
+    fn take_lease_answer(&mut self, answer: &Answer, machine: &mut Machine, shared: &Shared) {
         match (answer, self.lease.writing) {
             (Answer::Lease(lease), _) => {
                 self.lease.known = Some(*lease);
@@ -73,6 +87,13 @@ impl Agent {
             }
             (Answer::Done, Some((lease, sent))) => {
                 self.lease.known = Some(Some(lease));
+                let now = machine.since_boot(shared.now);
+                // The guard may have acted before it could see the new end.
+                let is_late =
+                    |held: Tenure| held.number == lease.tenure && !held.goes_on(now, &shared.terms);
+                if self.tenure.is_some_and(is_late) && shared.plant != Some(Plant::LateRenewal) {
+                    return;
+                }
                 machine.tenure = lease.tenure;
                 machine.renewed = Some(sent);
                 self.tenure = Some(Tenure { number: lease.tenure, renewed: sent });

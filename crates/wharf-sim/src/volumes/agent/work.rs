@@ -24,8 +24,10 @@ pub struct Work {
     journal: Journal,
     pub(super) doing: Doing,
     answer: Option<Answer>,
-    /// The record, which is read before all else, and the tenure of the agent then. `None`: not read
-    /// yet.
+    /// What a mount reads before the record, and the tenure of the agent then. It counts where there is
+    /// no record.
+    early: Option<(Rc<Facts>, u64)>,
+    /// The record, and the tenure of the agent before it was read. `None`: not read yet.
     record: Option<(Option<Record>, u64)>,
     /// What was read for this look, and the tenure in which that began. `None`: not read yet.
     facts: Option<Result<(Rc<Facts>, u64), ()>>,
@@ -66,6 +68,7 @@ impl Work {
             journal,
             doing: Doing::Look,
             answer: None,
+            early: None,
             record: None,
             facts: None,
             claiming: false,
@@ -202,20 +205,32 @@ impl Agent {
         machine: &mut Machine,
         shared: &mut Shared,
     ) {
-        let (record, tenure) = work.record.take().unwrap_or_default();
-        match answer {
-            Some(Answer::Record(record)) => work.record = Some((record, machine.tenure)),
-            Some(Answer::Facts(mut facts)) => {
-                Rc::make_mut(&mut facts).record = record;
-                if let Some(node) = facts.nodes.get(&machine.node) {
-                    machine.node_uid.clone_from(&node.uid);
-                }
-                self.watch_leases(&facts, shared.now);
-                work.facts = Some(Ok((facts, tenure)));
+        let (early, record) = (work.early.take(), work.record.take());
+        let (mut facts, record, tenure) = match (answer, early, record) {
+            (Some(Answer::Facts(facts)), _, Some((record, tenure))) => (facts, record, tenure),
+            (Some(Answer::Facts(facts)), None, None) => {
+                work.early = Some((facts, machine.tenure));
+                return;
             }
-            Some(Answer::Survey(survey)) => self.look_through(work, &survey, machine, shared),
-            _ => work.facts = Some(Err(())),
+            (Some(Answer::Record(None)), Some((facts, tenure)), _) => (facts, None, tenure),
+            (Some(Answer::Record(record)), early, _) => {
+                work.record = Some((record, early.map_or(machine.tenure, |(_, tenure)| tenure)));
+                return;
+            }
+            (Some(Answer::Survey(survey)), ..) => {
+                return self.look_through(work, &survey, machine, shared);
+            }
+            _ => {
+                work.facts = Some(Err(()));
+                return;
+            }
+        };
+        Rc::make_mut(&mut facts).record = record;
+        if let Some(node) = facts.nodes.get(&machine.node) {
+            machine.node_uid.clone_from(&node.uid);
         }
+        self.watch_leases(&facts, shared.now);
+        work.facts = Some(Ok((facts, tenure)));
     }
 
     /// Reads what is not read, and does what is next. False when the work has ended.
@@ -227,9 +242,13 @@ impl Agent {
         }
         let Some(facts) = work.facts.clone() else {
             let (volume, pod) = (work.volume, work.pod().0.to_owned());
-            let ask = match work.record {
-                None => Ask::ReadRecord { volume },
-                Some(_) => Ask::Read { volume, pod },
+            // A mount reads both at once, so that it may see the record last. Where there is one, the rest
+            // is read again.
+            let is_mount = matches!(work.kind, Kind::Mount { .. });
+            let ask = match (&work.early, &work.record) {
+                (None, None) if is_mount => Ask::Read { volume, pod },
+                (_, None) => Ask::ReadRecord { volume },
+                (_, Some(_)) => Ask::Read { volume, pod },
             };
             work.doing = Doing::Reading(shared.ask(node, ask));
             return true;
@@ -287,6 +306,9 @@ impl Agent {
             bound: device.map(|device| device.bound.clone()).unwrap_or_default(),
             orphaned: facts.map(|facts| orphans(machine, device, facts)).unwrap_or_default(),
             hung: staged && !machine.storage && device.is_some_and(|device| !device.cut),
+            spoiled: staged
+                && device.is_some_and(|device| device.cut)
+                && shared.plant != Some(Plant::LateRenewal),
             record: facts.map(|facts| facts.record.clone()),
         }
     }
@@ -427,6 +449,7 @@ impl Agent {
                 cut: false,
                 dirty: false,
                 queued: false,
+                useless_since: None,
             };
             machine.devices.insert(work.volume, device);
         }

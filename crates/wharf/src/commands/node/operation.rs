@@ -22,13 +22,14 @@ use crate::{
 #[command(after_help = "\
 Examples:
   wharf node reboot demo node2 --wait       reboot, and show what is waited for
-  wharf node reboot demo node2 --cancel     stop, as long as the node has not begun to go down
+  wharf node reboot demo node2 --cancel     stop it, or let go of a machine that does not come back
 
 Exit codes: 1 when it failed or was canceled, 4 when there is no link to the node's agent.")]
 pub struct PowerArgs {
     #[command(flatten)]
     which: Which,
-    /// Stop the operation that is under way, as long as the node has not begun to go down
+    /// Stop the operation that is under way, as long as the node has not begun to go down; a machine
+    /// that does not come back is not waited for any more
     #[arg(long, conflicts_with = "wait")]
     cancel: bool,
     /// Show the progress until it is over
@@ -57,7 +58,8 @@ pub struct UpdateArgs {
     /// The image's SHA-256
     #[arg(long, value_name = "DIGITS", required_unless_present = "cancel")]
     sha256: Option<String>,
-    /// Stop the operation that is under way, as long as the image is not being put in place
+    /// Stop the operation that is under way, as long as the image is not being put in place; a machine
+    /// that does not come back is not waited for any more
     #[arg(long, conflicts_with_all = ["wait", "image", "sha256"])]
     cancel: bool,
     /// Show the progress until it is over
@@ -96,7 +98,10 @@ fn path(which: &Which) -> anyhow::Result<String> {
 async fn cancel(client: &Client, which: &Which, format: Format) -> anyhow::Result<()> {
     let url = format!("{}?action=cancelOperation", path(which)?);
     let operation: NodeOperation = client.post(&url, &serde_json::json!({})).await?;
-    let text = format!("the {} of node {} is being canceled", operation.kind, which.node);
+    let text = match operation.ended_at {
+        None => format!("the {} of node {} is being canceled", operation.kind, which.node),
+        Some(_) => format!("node {} is not waited for any more", which.node),
+    };
     told(&operation, format, &text)
 }
 
@@ -111,8 +116,8 @@ async fn operate(
     let url = format!("{}?action={action}", path(which)?);
     let begun: NodeOperation = client.post(&url, body).await?;
     let (kind, node) = (&begun.kind, &begun.node);
-    if !begun.deferred {
-        output::note("the cluster is too small to drain to: nothing is deferred");
+    if let Some(note) = undrained(&begun) {
+        output::note(&note);
     }
     if !wait {
         return told(&begun, format, &format!("the {kind} of node {node} is under way"));
@@ -135,6 +140,15 @@ async fn operate(
     outcome(&ended)
 }
 
+/// What is to be known of an operation that waits for no drain, or may not.
+fn undrained(begun: &NodeOperation) -> Option<String> {
+    match &begun.not_deferred {
+        _ if begun.deferred => None,
+        Some(why) => Some(format!("{why}: nothing is deferred")),
+        None => Some("the node has not said yet whether it will be drained first".to_owned()),
+    }
+}
+
 fn progress(operation: &NodeOperation) -> String {
     let reason = operation.reason.as_deref().unwrap_or("is handed to the node");
     format!("{} of {}: {reason}", operation.kind, operation.node)
@@ -152,10 +166,38 @@ fn outcome(ended: &NodeOperation) -> anyhow::Result<()> {
             Ok(())
         }
         "canceled" => {
-            Err(Told::new(Exit::Failed, format!("the {kind} of node {node} was canceled")).into())
+            let colon = if reason.is_empty() { "" } else { ": " };
+            let text = format!("the {kind} of node {node} was canceled{colon}{reason}");
+            Err(Told::new(Exit::Failed, text).into())
         }
         _ => Err(Told::new(Exit::Failed, format!("the {kind} of node {node} failed: {reason}"))
             .hint(format!("`wharf node list {}` shows the node's agent", ended.cluster))
             .into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operation(deferred: bool, not_deferred: Option<&str>) -> NodeOperation {
+        serde_json::from_value(serde_json::json!({
+            "id": "1", "type": "nodeOperation", "links": {},
+            "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": null,
+            "cluster": "demo", "node": "n1", "kind": "reboot", "state": "running",
+            "deferred": deferred, "notDeferred": not_deferred, "requestedBy": "admin",
+            "startedAt": "2026-01-01T00:00:00Z", "canceled": false,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn that_nothing_is_deferred_is_said_only_where_the_node_says_so() {
+        assert_eq!(undrained(&operation(true, None)), None);
+        let small = undrained(&operation(false, Some("the cluster is too small to drain to")));
+        let text = "the cluster is too small to drain to: nothing is deferred";
+        assert_eq!(small.as_deref(), Some(text));
+        let silent = undrained(&operation(false, None)).unwrap();
+        assert!(silent.contains("has not said yet"), "{silent}");
     }
 }

@@ -18,7 +18,7 @@ impl Trial<'_> {
             self.wait_for_registration(node);
         }
         self.make_claim();
-        self.run(WRITER, "node2", &format!("echo kept >{FILE} && sync"));
+        self.run(WRITER, "node2", &format!("echo kept >{FILE} && sync {FILE}"));
         let volume = self.volume_of(CLAIM);
         let path = "jsonpath={.spec.csi.driver} {.spec.csi.volumeHandle}";
         let source = self.bed.kubectl(NAME, &["get", "pv", &volume, "-o", path]).unwrap();
@@ -28,7 +28,7 @@ impl Trial<'_> {
         // Another agent, another socket; who writes notices nothing.
         self.bed.host("node2").run(&["systemctl", "restart", "wharf-agent"]).unwrap();
         self.wait_for_registration("node2");
-        let more = format!("echo after the restart >>{FILE} && sync");
+        let more = format!("echo after the restart >>{FILE} && sync {FILE}");
         self.bed.kubectl(NAME, &["exec", WRITER, "--", "sh", "-c", &more]).unwrap();
         self.it_grows_while_it_is_used();
 

@@ -8,6 +8,7 @@ use crate::bed::DEADLINE;
 
 const HOLDER: &str = "holder";
 const NEXT: &str = "next";
+
 impl Trial<'_> {
     /// Its agent is alive, and its pod writes. The person answers for it.
     pub fn a_forced_detach_takes_a_volume_from_a_live_agent(&self) {
@@ -63,7 +64,7 @@ impl Trial<'_> {
     }
 
     /// A claim that has got its volume: its name.
-    fn claim_of(&self, name: &str, class: &str) -> String {
+    pub fn claim_of(&self, name: &str, class: &str) -> String {
         self.bed.apply(
             NAME,
             &[json!({
@@ -80,29 +81,7 @@ impl Trial<'_> {
         .unwrap_or_else(|error| panic!("{error:?}\n{}", self.told()))
     }
 
-    /// A pod of that node that writes to a claim's volume.
-    fn start(&self, name: &str, node: &str, claim: &str) {
-        let script = "while :; do date >>/data/log; sync; sleep 0.2; done";
-        self.bed.apply(NAME, &[json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
-            "spec": {
-                "nodeName": node, "terminationGracePeriodSeconds": 0,
-                "containers": [{
-                    "name": "c", "image": self.bed.image("busybox"),
-                    "command": ["sh", "-c", script],
-                    "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
-                }],
-                "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": claim } }],
-            },
-        })]);
-        wait_for("the pod to run", DEADLINE, || {
-            let phase = ["get", "pod", name, "-o", "jsonpath={.status.phase}"];
-            Ok((self.bed.kubectl(NAME, &phase).unwrap() == "Running").then_some(()))
-        })
-        .unwrap_or_else(|error| panic!("{name}: {error:?}\n{}", self.told()));
-    }
-
-    fn wait_for_end(&self, pod: &str) {
+    pub fn wait_for_end(&self, pod: &str) {
         wait_for("the pod to go", DEADLINE, || {
             let left = ["get", "pod", pod, "--ignore-not-found", "-o", "name"];
             Ok(self.bed.kubectl(NAME, &left).unwrap().is_empty().then_some(()))
@@ -110,7 +89,7 @@ impl Trial<'_> {
         .unwrap_or_else(|error| panic!("{pod}: {error:?}\n{}", self.told()));
     }
 
-    fn end_pod(&self, pod: &str, volume: &str) {
+    pub fn end_pod(&self, pod: &str, volume: &str) {
         self.bed.kubectl(NAME, &["delete", "pod", pod, "--wait=false"]).unwrap();
         self.wait_for_end(pod);
         wait_for("the volume to be given up", DEADLINE, || {

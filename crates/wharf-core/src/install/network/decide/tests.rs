@@ -32,9 +32,11 @@ fn file(mode: NetworkMode) -> NetworkFile {
     }
 }
 
+/// A host with a default route and nothing of ours.
 fn bare() -> ObservedNetwork {
     let interface = Interface { index: 2, mtu: 1500, networks: vec![net("192.0.2.1/24")] };
-    ObservedNetwork { interface: Some(interface), ..ObservedNetwork::default() }
+    let interface = Some(interface);
+    ObservedNetwork { interface, services_routed: true, ..ObservedNetwork::default() }
 }
 
 /// What the kernel does with the actions, as far as it concerns us.
@@ -47,7 +49,7 @@ fn carry_out(observed: &ObservedNetwork, actions: &[NetworkAction]) -> ObservedN
                 assert!(kernel.tunnel.take().is_some());
                 kernel.neighbours.clear();
                 kernel.forwarding.clear();
-                kernel.routes.retain(|route| route.way != Way::Tunnel);
+                kernel.routes.retain(|route| !is_tunnelled(route));
             }
             CreateTunnel(tunnel) => {
                 assert!(kernel.tunnel.is_none());
@@ -66,7 +68,7 @@ fn carry_out(observed: &ObservedNetwork, actions: &[NetworkAction]) -> ObservedN
                 kernel.forwarding.insert((peer.mac, peer.outer));
             }
             SetRoute(route) => {
-                assert!(route.way != Way::Tunnel || kernel.tunnel.as_ref().is_some_and(|t| t.up));
+                assert!(!is_tunnelled(&route) || kernel.tunnel.as_ref().is_some_and(|t| t.up));
                 kernel.routes.retain(|other| other.to != route.to);
                 kernel.routes.insert(route);
             }
@@ -86,13 +88,21 @@ fn settle(file: &NetworkFile, observed: &ObservedNetwork) -> ObservedNetwork {
     after
 }
 
-fn segment(n: u8, gateway: &str) -> PodRoute {
-    PodRoute { to: net(&format!("10.42.{n}.0/24")), gateway: ip(gateway), way: Way::Segment }
+fn segment(n: u8, gateway: &str) -> Route {
+    Route { to: net(&format!("10.42.{n}.0/24")), way: Way::Segment(ip(gateway)) }
 }
 
-fn tunnelled(n: u8) -> PodRoute {
+fn tunnelled(n: u8) -> Route {
     let inner = format!("10.42.{n}.0");
-    PodRoute { to: net(&format!("{inner}/24")), gateway: ip(&inner), way: Way::Tunnel }
+    Route { to: net(&format!("{inner}/24")), way: Way::Tunnel(ip(&inner)) }
+}
+
+fn services(source: &str) -> Route {
+    Route { to: net("10.43.0.0/16"), way: Way::Services(ip(source)) }
+}
+
+fn is_tunnelled(route: &Route) -> bool {
+    matches!(route.way, Way::Tunnel(_))
 }
 
 #[test]
@@ -150,15 +160,15 @@ fn every_single_loss_is_made_good() {
         assert_ne!(kernel, full, "{what}");
         losses.push((what, kernel));
     };
-    lose("a route", &|k| k.routes.retain(|r| r.way != Way::Segment));
-    lose("a route through the tunnel", &|k| k.routes.retain(|r| r.way != Way::Tunnel));
+    lose("a route", &|k| k.routes.retain(is_tunnelled));
+    lose("a route through the tunnel", &|k| k.routes.retain(|r| !is_tunnelled(r)));
     lose("neighbours", &|k| k.neighbours.clear());
     lose("forwarding", &|k| k.forwarding.clear());
     lose("the table", &|k| k.table = ObservedTable::Absent);
     lose("the table's content", &|k| k.table = ObservedTable::Unknown);
     lose("the tunnel's state", &|k| {
         k.tunnel.as_mut().unwrap().up = false;
-        k.routes.retain(|r| r.way != Way::Tunnel);
+        k.routes.retain(|r| !is_tunnelled(r));
     });
     lose("the tunnel's size", &|k| {
         k.tunnel.as_mut().unwrap().tunnel.as_mut().unwrap().mtu = 1400;
@@ -168,7 +178,7 @@ fn every_single_loss_is_made_good() {
         k.tunnel = None;
         k.neighbours.clear();
         k.forwarding.clear();
-        k.routes.retain(|r| r.way != Way::Tunnel);
+        k.routes.retain(|r| !is_tunnelled(r));
     });
     for (what, kernel) in losses {
         assert_eq!(settle(&file, &kernel), full, "{what}");
@@ -216,4 +226,48 @@ fn the_node_itself_among_its_peers_gets_no_route() {
     odd.peers = vec![odd.node.clone()];
     let kernel = settle(&odd, &bare());
     assert_eq!((kernel.routes.len(), kernel.tunnel), (0, None));
+}
+
+#[test]
+fn a_host_without_a_route_to_services_gets_one_until_it_has_its_own() {
+    let unrouted = ObservedNetwork { services_routed: false, ..bare() };
+    for mode in [NetworkMode::Routed, NetworkMode::Vxlan] {
+        let kernel = settle(&file(mode), &unrouted);
+        assert!(kernel.routes.contains(&services("192.0.2.1")), "{kernel:?}");
+        assert_eq!(kernel.routes.len(), 3);
+        let routed = ObservedNetwork { services_routed: true, ..kernel.clone() };
+        assert!(!settle(&file(mode), &routed).routes.contains(&services("192.0.2.1")));
+        let left = settle(&file(NetworkMode::None), &kernel);
+        assert_eq!(left.routes, BTreeSet::new());
+    }
+    let none = decide_network(&file(NetworkMode::None), &unrouted);
+    assert_eq!(none, NetworkDecision::default(), "whoever connects pods there sees to it");
+}
+
+#[test]
+fn the_route_to_services_follows_their_range_and_the_nodes_address() {
+    let unrouted = ObservedNetwork { services_routed: false, ..bare() };
+    let kernel = settle(&file(NetworkMode::Routed), &unrouted);
+    let other = NetworkFile { service_cidr: net("10.96.0.0/12"), ..file(NetworkMode::Routed) };
+    let moved = settle(&other, &kernel).routes;
+    let way = Way::Services(ip("192.0.2.1"));
+    assert!(moved.contains(&Route { to: net("10.96.0.0/12"), way }), "{moved:?}");
+    assert!(!moved.contains(&services("192.0.2.1")), "{moved:?}");
+
+    // Through another device or from another address, it is replaced.
+    for way in [Way::Elsewhere, Way::Services(ip("192.0.2.7"))] {
+        let mut odd = kernel.clone();
+        odd.routes.remove(&services("192.0.2.1"));
+        odd.routes.insert(Route { to: net("10.43.0.0/16"), way });
+        assert_eq!(settle(&file(NetworkMode::Routed), &odd), kernel);
+    }
+
+    // A node that is known by an address that it does not have itself.
+    let mut translated = unrouted;
+    translated.interface.as_mut().unwrap().networks = vec![net("172.16.0.4/20")];
+    let kernel = settle(&file(NetworkMode::Routed), &translated);
+    assert!(kernel.routes.contains(&services("172.16.0.4")), "{kernel:?}");
+    translated.interface.as_mut().unwrap().networks.clear();
+    let kernel = settle(&file(NetworkMode::Routed), &translated);
+    assert!(kernel.routes.iter().all(is_tunnelled), "{kernel:?}");
 }
