@@ -147,7 +147,8 @@ impl Cluster {
             .header(http::header::CONTENT_TYPE, "application/apply-patch+yaml")
             .body(object.value.to_string().into_bytes())
             .map_err(bad)?;
-        let after: Value = self.call(what.clone(), self.client.request(request)).await?;
+        let answer = self.call(what.clone(), self.client.request(request)).await;
+        let after: Value = answer.map_err(|error| object.refused(error, before.is_some()))?;
         // The version alone would count the work of controllers in between as ours.
         Ok(before.is_none_or(|before| essence(before) != essence(after)))
     }
@@ -304,6 +305,20 @@ impl Object {
         } else {
             format!("{prefix}/{plural}")
         })
+    }
+
+    /// The API server gives a new Service its address before it stores the Service. So the same
+    /// request of somebody who was killed over it takes the address from ours, for a moment; or for
+    /// a minute, if the API server ended as well and has to look for addresses without a Service.
+    fn refused(&self, error: KubeError, was_there: bool) -> KubeError {
+        let address = self.value.pointer("/spec/clusterIP").and_then(Value::as_str);
+        let asks = self.kind == "Service" && address.is_some_and(|address| address != "None");
+        match error {
+            KubeError::Status { what, code: 422, message, .. } if asks && !was_there => {
+                KubeError::AddressTaken { what, message }
+            }
+            error => error,
+        }
     }
 
     fn fault(&self, reason: &str) -> KubeError {

@@ -22,6 +22,9 @@ pub enum KubeError {
     /// The API server answered that it will not.
     #[error("{what}: {message} ({code} {reason})")]
     Status { what: String, code: u16, reason: String, message: String },
+    /// A new Service asks for an address that is not free, or not free yet.
+    #[error("{what}: {message} (422 Invalid)")]
+    AddressTaken { what: String, message: String },
     #[error("{what}: the answer cannot be understood")]
     Answer {
         what: String,
@@ -47,6 +50,7 @@ impl KubeError {
     pub fn code(&self) -> Option<u16> {
         match self {
             KubeError::Status { code, .. } => Some(*code),
+            KubeError::AddressTaken { .. } => Some(422),
             KubeError::Kubeconfig(_)
             | KubeError::Unreachable { .. }
             | KubeError::Timeout { .. }
@@ -60,7 +64,9 @@ impl KubeError {
     /// Whether the same request may succeed a moment later without anybody doing anything.
     pub fn is_transient(&self) -> bool {
         match self {
-            KubeError::Unreachable { .. } | KubeError::Timeout { .. } => true,
+            KubeError::Unreachable { .. }
+            | KubeError::Timeout { .. }
+            | KubeError::AddressTaken { .. } => true,
             KubeError::Status { code, .. } => matches!(code, 409 | 429 | 500..=599),
             KubeError::Kubeconfig(_)
             | KubeError::Answer { .. }

@@ -159,6 +159,7 @@ fn is_silence(error: &KubeError) -> bool {
         KubeError::Unreachable { .. } | KubeError::Timeout { .. } => true,
         KubeError::Kubeconfig(_)
         | KubeError::Answer { .. }
+        | KubeError::AddressTaken { .. }
         | KubeError::Manifest { .. }
         | KubeError::NotReached { .. }
         | KubeError::PodCidr { .. } => false,

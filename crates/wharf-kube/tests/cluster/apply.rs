@@ -128,3 +128,31 @@ async fn an_unknown_kind_and_a_refused_object_are_errors_that_name_it() {
     assert_eq!(error.code(), Some(422), "{error}");
     assert!(error.to_string().contains("Service bad"), "{error}");
 }
+
+#[tokio::test]
+async fn a_service_waits_for_its_address_while_another_request_has_it() {
+    let world = world();
+    // What the API server leaves when it ends between the address and its Service.
+    let address = "apiVersion: networking.k8s.io/v1\nkind: IPAddress\nmetadata:\n  name: ADDRESS\n  \
+                   labels: {ipaddress.kubernetes.io/ip-family: IPv4, \
+                   ipaddress.kubernetes.io/managed-by: ipallocator.k8s.io}\nspec:\n  parentRef: \
+                   {resource: services, namespace: default, name: late}\n";
+    let kubernetes = world.read(&["service", "kubernetes"]);
+    let first = kubernetes["spec"]["clusterIP"].as_str().unwrap();
+    let free = format!("{}.77", first.rsplit_once('.').unwrap().0);
+    world.kubectl(&["apply", "-f", "-"], &address.replace("ADDRESS", &free));
+    let service = format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: late, namespace: default}}\n\
+         spec: {{clusterIP: {free}, ports: [{{port: 53}}]}}\n"
+    );
+    let cluster = world.cluster();
+    let error = cluster.apply(&service, Duration::from_secs(1)).await.unwrap_err();
+    assert!(matches!(error, KubeError::AddressTaken { .. }), "{error}");
+    assert!(error.to_string().contains("Service default/late"), "{error}");
+
+    let (applied, ()) = tokio::join!(cluster.apply(&service, WITHIN), async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        world.kubectl(&["delete", "ipaddress", &free], "");
+    });
+    assert_eq!(applied.unwrap().changed, ["Service default/late"]);
+}
