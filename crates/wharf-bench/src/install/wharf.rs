@@ -19,7 +19,7 @@ use wharf_testbed::{
 
 use super::{
     cluster::Shape,
-    machines::{self, Kubectl, run_script},
+    machines::{self, Kubectl},
 };
 use crate::temp_dir;
 
@@ -44,7 +44,6 @@ pub fn install(wharf: &Path, shape: Shape) -> Result<Installed> {
     machines::preload(wharf, bed.hosts())?;
     let server = Server::start(wharf, wharf, &bed)?;
     let host = bed.hosts().last().context("there are no machines")?;
-    run_script(host, "sh", &format!("ip route replace {DNS_ADDRESS} dev host0"), &[])?;
     let begin = (Instant::now(), Timestamp::now());
     let (answered, running) = thread::scope(|scope| -> Result<_> {
         let dns = scope.spawn(|| {
