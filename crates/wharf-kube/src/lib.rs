@@ -15,6 +15,7 @@ mod agent_pods;
 mod app_pods;
 mod apply;
 mod attachments;
+mod certificate;
 mod claims;
 mod clock;
 mod cluster;

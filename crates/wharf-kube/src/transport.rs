@@ -209,6 +209,15 @@ impl Drop for Attempt<'_> {
     }
 }
 
+/// Why there is no connection to a server.
+#[derive(Debug, thiserror::Error)]
+#[error("{server}")]
+struct ConnectError {
+    server: String,
+    #[source]
+    source: BoxError,
+}
+
 /// TCP and TLS, with one limit of time for both: a frozen machine still accepts connections.
 #[derive(Clone)]
 struct Connector(HttpsConnector<HttpConnector>);
@@ -242,10 +251,9 @@ impl Service<Uri> for Connector {
         let server = uri.authority().map(ToString::to_string).unwrap_or_default();
         let connection = self.0.call(uri);
         Box::pin(async move {
-            match tokio::time::timeout(CONNECT, connection).await {
-                Ok(result) => result.map_err(|error| format!("{server}: {error}").into()),
-                Err(_) => Err(format!("{server}: no connection within 3 s").into()),
-            }
+            let connected = tokio::time::timeout(CONNECT, connection).await;
+            let connected = connected.unwrap_or_else(|_| Err("no connection within 3 s".into()));
+            connected.map_err(|source| ConnectError { server, source }.into())
         })
     }
 }

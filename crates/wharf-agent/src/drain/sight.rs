@@ -152,16 +152,58 @@ impl Looker {
     }
 }
 
-/// Whether the cluster does not answer, or only says that it cannot.
+/// Whether the cluster does not answer, or only says that it cannot. Who does not want this node's
+/// certificate, because it is over, is there: nobody goes without a drain for that.
 fn is_silence(error: &KubeError) -> bool {
     match error {
         KubeError::Status { code, .. } => matches!(code, 429 | 500..=599),
-        KubeError::Unreachable { .. } | KubeError::Timeout { .. } => true,
+        KubeError::Unreachable { .. } => !error.is_refusal_of_our_certificate(),
+        KubeError::Timeout { .. } => true,
         KubeError::Kubeconfig(_)
         | KubeError::Answer { .. }
         | KubeError::AddressTaken { .. }
         | KubeError::Manifest { .. }
         | KubeError::NotReached { .. }
         | KubeError::PodCidr { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use rustls::{AlertDescription, CertificateError, Error as TlsError};
+
+    use super::*;
+
+    #[test]
+    fn a_no_is_an_answer_also_when_it_is_about_this_nodes_certificate() {
+        let what = || "look".to_owned();
+        let status = |code| {
+            let (reason, message) = (String::new(), String::new());
+            KubeError::Status { what: what(), code, reason, message }
+        };
+        let broken = |source: io::Error| {
+            let source = Box::new(source);
+            KubeError::Unreachable { what: what(), source }
+        };
+        let tls = |error| broken(io::Error::new(io::ErrorKind::InvalidData, error));
+        let refused = TlsError::AlertReceived(AlertDescription::CertificateExpired);
+        let theirs = TlsError::InvalidCertificate(CertificateError::Expired);
+        let rows = [
+            (status(401), false),
+            (status(403), false),
+            (status(404), false),
+            (status(429), true),
+            (status(503), true),
+            (KubeError::Timeout { what: what(), after: ASK_FOR }, true),
+            (broken(io::ErrorKind::ConnectionRefused.into()), true),
+            (tls(refused), false),
+            (tls(TlsError::AlertReceived(AlertDescription::InternalError)), true),
+            (tls(theirs), true),
+        ];
+        for (error, expected) in rows {
+            assert_eq!(is_silence(&error), expected, "{error:?}");
+        }
     }
 }
