@@ -19,7 +19,9 @@ use crate::{
 
 /// What the agent calls the task that carries wishes out.
 const TASK: &str = "operations";
-/// The published number of a node that is drained nowhere.
+/// The published number of a node of which nobody says anything.
+const UNKNOWN: u8 = 0;
+/// That of a node that is drained nowhere.
 const NOT_SUPPORTED: u8 = 1;
 
 // Which agent is meant, and whether something is taken back. (Not a doc comment: it would take the
@@ -98,12 +100,7 @@ fn hand_over(config: &Path, wish: NodeWish, format: Format) -> anyhow::Result<()
         (true, Found::Nothing) => format!("no {kind} waits: there is nothing to take back"),
         (true, Found::Waiting) => format!("the agent takes back the {kind} that waits"),
         (true, Found::Begun) => format!("the {kind} has begun and is not taken back"),
-        (false, _) if is_drained_first(&config) => {
-            format!("the agent begins the {kind} once the node is drained")
-        }
-        (false, _) => {
-            format!("the node is in no cluster of several: the {kind} does not wait for a drain")
-        }
+        (false, _) => begins(kind, drain_status(&config)),
     });
     output::note("`wharf agent status` shows what it waits for");
     output::line(&wish.id)
@@ -159,16 +156,46 @@ fn check(health: &AgentHealth) -> Result<(), Told> {
     Err(Told::new(Exit::Refused, message).hint(hint))
 }
 
-fn is_drained_first(config: &Config) -> bool {
+/// When it begins, as far as the gate has said. An agent that was started a moment ago has not.
+fn begins(kind: &str, status: Option<u8>) -> String {
+    match status {
+        Some(NOT_SUPPORTED) => {
+            format!("the node is in no cluster of several: the {kind} does not wait for a drain")
+        }
+        Some(UNKNOWN) | None => {
+            format!(
+                "nothing is known of drains yet: the {kind} waits for one if there is to be one"
+            )
+        }
+        Some(_) => format!("the agent begins the {kind} once the node is drained"),
+    }
+}
+
+/// The number that is published; `None` where there is none that can be read.
+fn drain_status(config: &Config) -> Option<u8> {
     let file = format!("zedkube/{}/{GLOBAL}.json", NodeDrainStatus::TYPE);
-    let text = std::fs::read(config.run_dir.join(file)).unwrap_or_default();
-    let status = node_files::read::<NodeDrainStatus>(&text);
-    status.is_ok_and(|status| status.status != NOT_SUPPORTED)
+    let text = std::fs::read(config.run_dir.join(file)).ok()?;
+    node_files::read::<NodeDrainStatus>(&text).ok().map(|status| status.status)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn that_a_node_is_not_drained_is_said_only_where_its_gate_says_so() {
+        let rows = [
+            (Some(1), "in no cluster of several"),
+            (Some(2), "once the node is drained"),
+            (Some(5), "once the node is drained"),
+            (Some(0), "nothing is known of drains yet"),
+            (None, "nothing is known of drains yet"),
+        ];
+        for (status, expected) in rows {
+            let text = begins("reboot", status);
+            assert!(text.contains(expected), "{status:?}: {text}");
+        }
+    }
 
     #[test]
     fn what_is_taken_back_is_what_waits_of_the_same_kind() {

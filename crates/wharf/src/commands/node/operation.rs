@@ -3,6 +3,7 @@
 use wharf_api::{
     client::Client,
     node::{NodeOperation, UpdateRequest},
+    operation::Operation,
 };
 
 use super::{Which, told};
@@ -126,6 +127,9 @@ async fn operate(
     let resource = format!("nodeoperation/{}/{}", begun.cluster, begun.node);
     let url = format!("{}/operation", path(which)?);
     let ended = follow::until(client, &url, &resource, |operation: &NodeOperation| {
+        if operation.head.id != begun.head.id {
+            return true;
+        }
         let line = progress(operation);
         if line != last {
             output::note(&line);
@@ -133,7 +137,12 @@ async fn operate(
         }
         operation.ended_at.is_some()
     });
-    let ended = ended.await?;
+    let mut ended = ended.await?;
+    if ended.head.id != begun.head.id {
+        // A node has one operation; what became of one that lost its place is in its journal.
+        let id = segment(&begun.head.id)?;
+        ended = replaced(&begun, client.get(&format!("/operations/{id}")).await?);
+    }
     if format != Format::Table {
         output::data(format, &ended)?;
     }
@@ -147,6 +156,15 @@ fn undrained(begun: &NodeOperation) -> Option<String> {
         Some(why) => Some(format!("{why}: nothing is deferred")),
         None => Some("the node has not said yet whether it will be drained first".to_owned()),
     }
+}
+
+/// How an operation ended after which another one was asked for.
+fn replaced(begun: &NodeOperation, journal: Operation) -> NodeOperation {
+    let lines = journal.log.unwrap_or_default();
+    let last = lines.last().map(|line| line.text.clone());
+    let Operation { state, ended_at, error, .. } = journal;
+    let reason = error.or_else(|| last.filter(|_| state == "canceled"));
+    NodeOperation { state, ended_at, reason, ..begun.clone() }
 }
 
 fn progress(operation: &NodeOperation) -> String {
@@ -189,6 +207,29 @@ mod tests {
             "startedAt": "2026-01-01T00:00:00Z", "canceled": false,
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn an_operation_that_lost_its_place_ends_as_its_journal_says() {
+        let begun = operation(true, None);
+        let journal = |state: &str, error: Option<&str>| -> Operation {
+            serde_json::from_value(serde_json::json!({
+                "id": "1", "type": "operation", "links": {},
+                "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": null,
+                "cluster": "demo", "kind": "nodeUpdate", "state": state, "percent": 0,
+                "startedAt": "2026-01-01T00:00:00Z", "endedAt": "2026-01-01T00:01:00Z",
+                "error": error, "hint": null, "phases": [], "steps": [], "leftovers": [],
+                "log": [{ "at": "2026-01-01T00:01:00Z", "text": "a newer image takes its place" }],
+            }))
+            .unwrap()
+        };
+        let ended = replaced(&begun, journal("canceled", None));
+        assert_eq!((&ended.head.id, ended.ended_at.is_some()), (&begun.head.id, true));
+        let text = outcome(&ended).unwrap_err().to_string();
+        assert!(text.ends_with("was canceled: a newer image takes its place"), "{text}");
+        let text = outcome(&replaced(&begun, journal("failed", Some("exit 1")))).unwrap_err();
+        assert!(text.to_string().ends_with("failed: exit 1"), "{text}");
+        assert!(outcome(&replaced(&begun, journal("succeeded", None))).is_ok());
     }
 
     #[test]
