@@ -55,6 +55,21 @@ impl AgentRecord {
         self.server.as_ref().is_some_and(|server| members.contains(server))
     }
 
+    /// For what the node goes out of service on its own account, beside the last operation that the server
+    /// knows of it. What was called off while the node was away is not that: it is told to stop, as long as
+    /// it can.
+    pub fn wants_by_itself(&self, last: Option<&NodeOperation>) -> Option<disruption::Kind> {
+        let called_off = last.filter(|last| !last.local && last.canceled_at.is_some());
+        let is_stopped = |job: &JobSaid| {
+            called_off.is_some_and(|last| last.id == job.id)
+                && matches!(job.phase, JobPhase::Preparing | JobPhase::Deferred)
+        };
+        self.wants.filter(|kind| {
+            let mut jobs = self.jobs.iter().filter(|job| job.kind == Some(*kind));
+            !jobs.any(is_stopped)
+        })
+    }
+
     /// Whether operations there wait for a drain.
     pub fn deferral(&self) -> Deferral {
         let Some(drain) = &self.drain else { return Deferral::Unknown };
@@ -196,6 +211,38 @@ mod tests {
         let forced = says(DrainStatus::NotSupported, "the status is given by the force file");
         let text = "of drains the node says NOTSUPPORTED: the status is given by the force file";
         assert_eq!(forced, Deferral::Goes(text.to_owned()));
+    }
+
+    #[test]
+    fn what_was_called_off_is_not_what_a_node_wants_by_itself() {
+        use disruption::Kind::{Reboot, Update};
+        let called_off = NodeOperation {
+            canceled_at: Some(Timestamp::UNIX_EPOCH),
+            state: crate::operation::OperationState::Failed,
+            ..NodeOperation::new("demo", "n1", "1", Reboot, Timestamp::UNIX_EPOCH)
+        };
+        let done = NodeOperation { canceled_at: None, ..called_off.clone() };
+        let local = NodeOperation { local: true, ..called_off.clone() };
+        let rows = [
+            (None, "1", JobPhase::Deferred, Some(Reboot)),
+            (Some(&called_off), "1", JobPhase::Deferred, None),
+            (Some(&called_off), "1", JobPhase::Preparing, None),
+            (Some(&called_off), "1", JobPhase::Commanding, Some(Reboot)),
+            (Some(&called_off), "1", JobPhase::Leaving, Some(Reboot)),
+            (Some(&called_off), "local-1", JobPhase::Deferred, Some(Reboot)),
+            (Some(&done), "1", JobPhase::Deferred, Some(Reboot)),
+            (Some(&local), "1", JobPhase::Deferred, Some(Reboot)),
+        ];
+        for (last, id, phase, expected) in rows {
+            let job =
+                JobSaid { id: id.to_owned(), kind: Some(Reboot), phase, ..Default::default() };
+            let agent =
+                AgentRecord { wants: Some(Reboot), jobs: vec![job], ..AgentRecord::default() };
+            assert_eq!(agent.wants_by_itself(last), expected, "{last:?} {agent:?}");
+            let another = AgentRecord { wants: Some(Update), ..agent };
+            assert_eq!(another.wants_by_itself(last), Some(Update), "{last:?}");
+        }
+        assert_eq!(AgentRecord::default().wants_by_itself(Some(&called_off)), None);
     }
 
     #[test]

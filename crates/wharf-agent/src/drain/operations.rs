@@ -226,7 +226,8 @@ impl Operations {
         let plays = |role| self.config.plays(role);
         let devices = wishes.iter().filter(|_| plays(Role::Zedagent)).filter_map(|wish| {
             let (id, canceled) = (wish.id.clone(), wish.canceled);
-            Some(Wish { id, power: wishes::power(&wish.kind)?, canceled })
+            let (power, taken_in) = (wishes::power(&wish.kind)?, wishes::taken_in(wish));
+            Some(Wish { id, power, canceled, taken_in })
         });
         let updates = wishes.iter().filter(|wish| wish.kind == wishes::UPDATE_KIND);
         let updates = updates.filter(|_| plays(Role::Baseosmgr)).map(|wish| UpdateWish {
@@ -234,6 +235,7 @@ impl Operations {
             image: self.image(&wish.id),
             activate: true,
             canceled: wish.canceled,
+            taken_in: wishes::taken_in(wish),
         });
         Facts {
             boot_id: self.boot_id.clone(),

@@ -138,6 +138,11 @@ pub fn power(kind: &str) -> Option<Power> {
     }
 }
 
+/// In which boot of this node a wish was taken over, as far as whoever wishes knows.
+pub fn taken_in(wish: &NodeWish) -> Option<String> {
+    Some(wish.taken_in.clone()).filter(|boot_id| !boot_id.is_empty())
+}
+
 /// The kind of a wish for an update.
 pub const UPDATE_KIND: &str = "update";
 

@@ -29,6 +29,9 @@ pub struct NodeWish {
     /// Of an update: the image's checksum, in hexadecimal digits.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub sha256: String,
+    /// In which boot an agent of this node took it over, as far as whoever wishes knows.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub taken_in: String,
 }
 
 impl NodeFile for NodeWish {

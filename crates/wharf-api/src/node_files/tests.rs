@@ -186,6 +186,7 @@ fn applications_volumes_and_networks_are_read() {
 fn wishes_jobs_and_the_guards_word_are_read_as_they_are_written() {
     round_trip::<NodeWish>(&json!({
         "ID": "1", "Kind": "update", "Canceled": false, "Image": "/os.img", "Sha256": "ab",
+        "TakenIn": "boot",
     }));
     let wish: NodeWish = round_trip(&json!({ "ID": "2", "Kind": "reboot", "Canceled": true }));
     assert!(wish.canceled && wish.image.is_empty());

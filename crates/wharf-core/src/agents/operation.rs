@@ -53,6 +53,10 @@ pub struct NodeOperation {
     pub away: bool,
     /// While it runs, why it does not go on; afterwards why it failed, or what is to be known.
     pub reason: Option<String>,
+    /// In which boot of the machine its agent first spoke of it. One that knows nothing of it after that
+    /// has lost what it knew, as with a disk.
+    #[serde(default)]
+    pub taken_in: Option<String>,
 }
 
 impl Kind for NodeOperation {
@@ -64,6 +68,35 @@ impl NodeOperation {
         format!("{cluster}/{node}")
     }
 
+    /// One that is asked for and not let in yet, on a machine that the guard knows by the node's name.
+    pub fn new(
+        cluster: &str,
+        node: &str,
+        id: &str,
+        kind: disruption::Kind,
+        started_at: Timestamp,
+    ) -> Self {
+        Self {
+            cluster: cluster.to_owned(),
+            node: node.to_owned(),
+            id: id.to_owned(),
+            kind,
+            image: None,
+            machine: node.to_owned(),
+            critical: false,
+            local: false,
+            requested_by: String::new(),
+            state: OperationState::Running,
+            started_at,
+            ended_at: None,
+            canceled_at: None,
+            admitted: false,
+            away: false,
+            reason: None,
+            taken_in: None,
+        }
+    }
+
     pub fn is_running(&self) -> bool {
         self.state == OperationState::Running
     }
@@ -71,6 +104,23 @@ impl NodeOperation {
     /// Whether the machine counts as out of service for it.
     pub fn is_out(&self) -> bool {
         self.admitted && (self.is_running() || self.away)
+    }
+
+    /// What is to be stored when the agent speaks of it for the first time. An agent that has not spoken
+    /// since it was linked may have spoken in another boot.
+    pub fn taken_over(&self, agent: &AgentRecord) -> Option<Self> {
+        let is_new = self.is_running() && !self.local && self.taken_in.is_none();
+        let boot_id = Some(agent.boot_id.clone()).filter(|boot_id| !boot_id.is_empty());
+        if !is_new || !agent.reported || job_of(self, agent).is_none() {
+            return None;
+        }
+        boot_id.map(|boot_id| Self { taken_in: Some(boot_id), ..self.clone() })
+    }
+
+    /// Whether the machine was booted since its agent took the operation over.
+    fn has_booted(&self, agent: &AgentRecord) -> bool {
+        let before = self.taken_in.as_ref().filter(|_| !agent.boot_id.is_empty());
+        before.is_some_and(|before| *before != agent.boot_id)
     }
 }
 
@@ -173,14 +223,17 @@ pub fn decide_operation(
     }
     match phase {
         Some(JobPhase::Done) => once_returned(operation, returned),
-        Some(JobPhase::Failed) => end(OperationState::Failed, job.map(|job| job.reason.clone())),
+        Some(JobPhase::Failed) => {
+            let reason = job.map(|job| job.reason.clone());
+            undone(operation, agent, returned, OperationState::Failed, reason)
+        }
         Some(JobPhase::Canceled) => match called_off(operation, job) {
             // What took its place goes on with its drain: the machine is not back in between.
             Some(why) if agent.wants.is_some() => {
                 let sentence = last_known(format!("{why}; {}", drain_sentence(agent)), linked);
                 Next::Wait(sentence)
             }
-            why => end(OperationState::Canceled, why),
+            why => undone(operation, agent, returned, OperationState::Canceled, why),
         },
         Some(phase) if is_shut_down(phase, operation, linked) => shut_down(),
         Some(phase) => {
@@ -214,18 +267,24 @@ fn local(
     // What it said before its link was lost may not hold any more.
     let is_heard = linked && agent.reported;
     if is_heard && agent.wants.is_none() {
+        let over = |state, reason| undone(operation, agent, returned, state, reason);
         return match phase {
             Some(JobPhase::Done) => once_returned(operation, returned),
             Some(JobPhase::Failed) => {
-                end(OperationState::Failed, job.map(|job| job.reason.clone()))
+                over(OperationState::Failed, job.map(|job| job.reason.clone()))
             }
-            Some(JobPhase::Canceled) => end(OperationState::Canceled, None),
+            Some(JobPhase::Canceled) => over(OperationState::Canceled, None),
             Some(phase) => Next::Wait(wait(phase, job.map_or("", |job| &job.reason), agent, true)),
-            None if operation.admitted => {
-                let reason = "the node's agent does not speak of it any more".to_owned();
-                end(OperationState::Failed, Some(reason))
+            None if !operation.admitted => end(OperationState::Canceled, None),
+            // An agent that was started a moment ago speaks of its jobs before its machine is back, unless
+            // it has lost them.
+            None if operation.has_booted(agent) && is_over_with_a_boot(operation.kind) => {
+                once_returned(operation, returned)
             }
-            None => end(OperationState::Canceled, None),
+            None => {
+                let reason = "the node's agent does not speak of it any more".to_owned();
+                over(OperationState::Failed, Some(reason))
+            }
         };
     }
     if phase.is_some_and(|phase| is_shut_down(phase, operation, linked)) {
@@ -293,6 +352,36 @@ fn once_returned(operation: &NodeOperation, returned: &Returned) -> Next {
             end(OperationState::Failed, Some(reason))
         }
         Returned::NotYet(why) => Next::WaitFor(LOOK_EVERY, format!("it was done, but {why}")),
+    }
+}
+
+/// It ended and was not done. A machine that was booted meanwhile, for whatever reason, is out of service
+/// until its cluster has it back all the same.
+fn undone(
+    operation: &NodeOperation,
+    agent: &AgentRecord,
+    returned: &Returned,
+    state: OperationState,
+    reason: Option<String>,
+) -> Next {
+    match returned {
+        Returned::NotAsked if operation.has_booted(agent) => Next::LookForReturn,
+        Returned::NotYet(why) if operation.canceled_at.is_none() => {
+            let ended = reason.unwrap_or_else(|| state.name().to_owned());
+            Next::WaitFor(LOOK_EVERY, format!("{ended}; the machine was booted, but {why}"))
+        }
+        Returned::NotAsked | Returned::Yes | Returned::NotYet(_) => end(state, reason),
+    }
+}
+
+/// Whether nothing else was wanted.
+fn is_over_with_a_boot(kind: disruption::Kind) -> bool {
+    match kind {
+        disruption::Kind::Reboot | disruption::Kind::Shutdown => true,
+        disruption::Kind::Update
+        | disruption::Kind::Repair
+        | disruption::Kind::Drain
+        | disruption::Kind::Removal => false,
     }
 }
 

@@ -5,7 +5,8 @@
 //!
 //! **Guarantee:** a job is carried out once. A reboot or a shutdown is over when the node has booted
 //! again; until then ordering it twice is ordering it once. An update's command is begun once: one
-//! that a restart cut off is not repeated, and its job has failed.
+//! that a restart cut off is not repeated, and its job has failed. The same holds for a journal that was
+//! lost after a wish was taken over, where whoever wishes says so: see [`Wish::taken_in`].
 //!
 //! **Assumption:** the gate looks at requests before this looks at its answer, and what is begun is
 //! in the [`Facts`] of the next look.
@@ -80,6 +81,8 @@ pub struct Wish {
     pub id: String,
     pub power: Power,
     pub canceled: bool,
+    /// In which boot an agent of this node took it over, if one did.
+    pub taken_in: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +98,8 @@ pub struct UpdateWish {
     /// It is to be put in place, and not only fetched.
     pub activate: bool,
     pub canceled: bool,
+    /// As of a [`Wish`].
+    pub taken_in: Option<String>,
 }
 
 /// How far the new base OS is on this node.

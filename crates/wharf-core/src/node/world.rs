@@ -140,12 +140,14 @@ impl World {
         match self.chance.below(60) {
             0 => {
                 let power = if self.chance.one_in(2) { Power::Reboot } else { Power::Shutdown };
-                self.device = Some(Wish { id, power, canceled: false });
+                self.device = Some(Wish { id, power, canceled: false, taken_in: None });
                 self.ids += 1;
             }
             1 => {
                 let image = Image::Fetching;
-                self.update = Some(UpdateWish { id, image, activate: true, canceled: false });
+                let taken_in = None;
+                self.update =
+                    Some(UpdateWish { id, image, activate: true, canceled: false, taken_in });
                 self.ids += 1;
             }
             2 => self.device.iter_mut().for_each(|wish| wish.canceled = true),

@@ -117,7 +117,8 @@ fn volumes(app: &AppRecord) -> impl Iterator<Item = VolumeConfig> {
 }
 
 /// What the agent is to do, once it was let in. What is over is not told: an agent that has lost its
-/// journal would do it again. What was called off is, because a node that was away may not know of it.
+/// journal would do it again. What was called off is, because a node that was away may not know of it. An
+/// agent that has taken it over is told so, and knows by that whether it has lost its journal since.
 fn wish(operation: &NodeOperation, update: bool) -> Option<NodeWish> {
     let is_update = operation.kind == Kind::Update;
     let is_meant = operation.is_running() || operation.canceled_at.is_some();
@@ -131,6 +132,7 @@ fn wish(operation: &NodeOperation, update: bool) -> Option<NodeWish> {
         canceled: operation.canceled_at.is_some(),
         image,
         sha256,
+        taken_in: operation.taken_in.clone().unwrap_or_default(),
     })
 }
 
@@ -154,24 +156,8 @@ mod tests {
     use super::*;
 
     fn running(kind: Kind) -> NodeOperation {
-        NodeOperation {
-            cluster: "demo".to_owned(),
-            node: "n1".to_owned(),
-            id: "1".to_owned(),
-            kind,
-            image: None,
-            machine: "192.0.2.1".to_owned(),
-            critical: true,
-            local: false,
-            requested_by: "admin".to_owned(),
-            state: OperationState::Running,
-            started_at: Timestamp::UNIX_EPOCH,
-            ended_at: None,
-            canceled_at: None,
-            admitted: true,
-            away: false,
-            reason: None,
-        }
+        let asked_for = NodeOperation::new("demo", "n1", "1", kind, Timestamp::UNIX_EPOCH);
+        NodeOperation { admitted: true, ..asked_for }
     }
 
     #[test]
@@ -199,6 +185,15 @@ mod tests {
                 assert_eq!(wish(&operation, !update), None, "in the place of another kind");
             }
         }
+    }
+
+    #[test]
+    fn an_agent_is_told_in_which_boot_it_took_an_operation_over() {
+        let told = |operation: &NodeOperation| wish(operation, false).unwrap().taken_in;
+        let new = running(Kind::Reboot);
+        assert_eq!(told(&new), "", "nobody has heard of it");
+        let taken = NodeOperation { taken_in: Some("boot".to_owned()), ..new };
+        assert_eq!(told(&taken), "boot");
     }
 
     fn node(address: &str) -> NodeSpec {

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use wharf_core::{
     agents::{AgentRecord, Next, NodeOperation, Returned, Seen, decide_operation},
     cluster::ClusterRecord,
+    disruption::Kind,
     operation::{OperationRecord, OperationState},
 };
 use wharf_store::{Outcome, Stored, Txn, Watch, typed::key_of};
@@ -94,6 +95,11 @@ impl Engine {
             let agent = all.agents.iter().find(|agent| agent.node == operation.value.node);
             let agent = agent.unwrap_or(&silent);
             let linked = agent.is_linked(&all.members);
+            if let Some(taken) = operation.value.taken_over(agent) {
+                // That is a change, and so it is looked at again.
+                self.write(operation, &taken, None).await?;
+                continue;
+            }
             let decide = |returned: &Returned| {
                 decide_operation(&operation.value, agent, linked, returned, Timestamp::now())
             };
@@ -107,13 +113,13 @@ impl Engine {
             self.act(operation, next).await?;
         }
         for agent in &all.agents {
-            let busy = all.operations.iter().any(|operation| {
-                operation.value.node == agent.node && operation.value.is_running()
-            });
+            let mut operations = all.operations.iter().map(|operation| &operation.value);
+            let last = operations.find(|operation| operation.node == agent.node);
+            let busy = last.is_some_and(NodeOperation::is_running);
             // What it said before its link was lost may not hold any more.
-            let wants = agent.wants.is_some() && agent.reported;
-            if !busy && wants && agent.is_linked(&all.members) {
-                self.let_in_local(agent).await?;
+            let kind = agent.wants_by_itself(last).filter(|_| agent.reported);
+            if let Some(kind) = kind.filter(|_| !busy && agent.is_linked(&all.members)) {
+                self.let_in_local(agent, kind).await?;
             }
         }
         Ok(wake)
@@ -205,9 +211,9 @@ impl Engine {
     }
 
     /// A drain that somebody asked for on the node itself waits for the guard, too.
-    async fn let_in_local(&self, agent: &AgentRecord) -> Result<(), FencedError> {
+    async fn let_in_local(&self, agent: &AgentRecord, kind: Kind) -> Result<(), FencedError> {
         let OwnedCluster { app, cluster, .. } = &self.owned;
-        let (Some(kind), now) = (agent.wants, Timestamp::now()) else { return Ok(()) };
+        let now = Timestamp::now();
         let Some(record) = app.store.read::<ClusterRecord>(cluster).await? else { return Ok(()) };
         let asked_for = nodes::asked_for(&record.value);
         let Some(node) = asked_for.iter().find(|node| node.name == agent.node) else {
@@ -220,23 +226,14 @@ impl Engine {
             return Ok(());
         }
         let operation = NodeOperation {
-            cluster: cluster.clone(),
-            node: agent.node.clone(),
-            id: new_id(now),
-            kind,
-            image: None,
             machine: node.machine(),
             critical: node.is_critical(),
             local: true,
             requested_by: "the node itself".to_owned(),
-            state: OperationState::Running,
-            started_at: now,
-            ended_at: None,
-            canceled_at: None,
             // A machine that is out already does not go out for it.
             admitted: old.as_ref().is_some_and(|old| old.value.is_out()),
-            away: false,
-            reason: None,
+            taken_in: Some(agent.boot_id.clone()).filter(|boot_id| !boot_id.is_empty()),
+            ..NodeOperation::new(cluster, &agent.node, &new_id(now), kind, now)
         };
         let txn = operations::create(Txn::new(), &operation.id, &journal(&operation, now), now)?;
         let txn = match &old {

@@ -98,24 +98,14 @@ pub async fn start(
         let now = Timestamp::now();
         let id = new_id(now);
         let record = NodeOperation {
-            cluster: cluster.to_owned(),
-            node: node.to_owned(),
-            id: id.clone(),
-            kind: wanted.kind(),
             image: wanted.image(),
             machine: found.machine(),
             critical: found.is_critical(),
-            local: false,
             requested_by: caller.name.clone(),
-            state: OperationState::Running,
-            started_at: now,
-            ended_at: None,
-            canceled_at: None,
             // One that takes the place of another is let in with it, and a machine that was shut down and
             // is not back is out already.
             admitted: old.as_ref().is_some_and(|old| old.value.is_out()),
-            away: false,
-            reason: None,
+            ..NodeOperation::new(cluster, node, &id, wanted.kind(), now)
         };
         let txn = Txn::new().when(owner.unchanged());
         let txn = operations::create(txn, &id, &journal(&record, now), now)?;
@@ -145,15 +135,16 @@ enum Beside {
 
 fn beside(running: &NodeOperation, wanted: &Wanted) -> Beside {
     let (node, kind) = (&running.node, running.kind.name());
-    let conflict = |text: String| {
-        let error = ApiError::new(ErrorCode::Conflict, text);
-        Beside::Refused(error.hint("wait for its end, or cancel it"))
+    let conflict = |text: String, hint: &str| {
+        Beside::Refused(ApiError::new(ErrorCode::Conflict, text).hint(hint))
     };
     if running.canceled_at.is_some() {
-        return conflict(format!("the {kind} of node {node} is being canceled"));
+        let text = format!("the {kind} of node {node} is being canceled");
+        return conflict(text, "wait for its end; the operation says what it waits for");
     }
     if running.kind != wanted.kind() || running.local {
-        return conflict(format!("a {kind} of node {node} is under way"));
+        let text = format!("a {kind} of node {node} is under way");
+        return conflict(text, "wait for its end, or cancel it");
     }
     if running.image == wanted.image() { Beside::Same } else { Beside::Replaces }
 }

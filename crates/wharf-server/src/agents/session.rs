@@ -104,10 +104,8 @@ async fn link(
     let end = session.speak(wire, shown, pair).await;
     app.agents.unlink(&cluster, &node, id);
     // A server that stops is no member any more, which says as much.
-    if !matches!(end, Err(End::Stopping))
-        && let Err(error) = session.lose().await
-    {
-        tracing::warn!(error = chain(&error), cluster, node, "the loss of a link was not stored");
+    if !matches!(end, Err(End::Stopping)) {
+        session.tell_loss().await;
     }
     end
 }
@@ -394,12 +392,31 @@ impl Session {
     /// Notes that the link is lost, unless the agent has another one.
     async fn lose(&mut self) -> StoreResult<()> {
         let key = AgentRecord::key(&self.agent.cluster, &self.agent.node);
-        let Some(stored) = self.app.store.read::<AgentRecord>(&key).await? else { return Ok(()) };
-        if stored.value.link != self.record.link || stored.value.server != self.record.server {
+        let stored = match self.app.store.read::<AgentRecord>(&key).await {
+            Ok(Some(stored)) => stored,
+            // Somebody else of another version has written it.
+            Ok(None) | Err(StoreError::Unreadable { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let is_ours = stored.value.server.as_ref() == Some(&self.app.me);
+        if !is_ours || stored.value.link != self.record.link {
             return Ok(());
         }
         self.record.server = None;
         self.put(Txn::new().when(stored.unchanged())).await
+    }
+
+    /// The same, however long the store is away: by a record that says that the agent is linked nobody would
+    /// ever let go of a machine that does not come back.
+    async fn tell_loss(&mut self) {
+        let (cluster, node) = (self.agent.cluster.clone(), self.agent.node.clone());
+        while let Err(error) = self.lose().await {
+            tracing::warn!(error = chain(&error), cluster, node, "a lost link was not stored yet");
+            let pause = tokio::time::sleep(WRITE_AGAIN);
+            if self.app.stopping.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+        }
     }
 }
 

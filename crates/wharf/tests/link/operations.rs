@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use wharf_api::node_files::{
     DEVICE, DisruptionGuard, EdgeNodeInfo, NodeDrainStatus, NodeJob, NodeJobs, NodeWish,
 };
+use wharf_testbed::etcd::Etcd;
 
 use crate::world::{Node, World, eventually};
 
@@ -131,6 +132,15 @@ async fn a_machine_that_died_before_its_reboot_is_let_go_by_a_cancel_and_told_wh
     // A node that was only cut off must not go down after all.
     let one = Node::start(&world, "n1").await;
     one.wait_until_at("wharf", DEVICE, |wish: &NodeWish| wish.id == id && wish.canceled).await;
+    // What it says of it until it has heard that is no wish of its own, for which the server would forget
+    // to tell it.
+    for (phase, status, name) in [("deferred", 5, "CORDONED"), ("canceled", 2, "NOTREQUESTED")] {
+        one.publish("wharf", "global", &jobs("reboot", &id, phase));
+        let status = NodeDrainStatus { status, ..NodeDrainStatus::default() };
+        one.publish("zedkube", "global", &status);
+        eventually(async || world.node("n1").await["agent"]["drainStatus"] == name).await;
+    }
+    assert_eq!(world.operation_of("n1").await["id"], json!(id), "nothing took its place");
     one.stop().await;
     two.stop().await;
     world.stop().await;
@@ -197,5 +207,27 @@ async fn why_an_operation_waits_for_no_drain_is_told_where_the_node_has_said_so(
     says(2, "");
     eventually(async || told().await == (json!(true), Value::Null)).await;
     node.stop().await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_that_is_lost_while_the_store_is_away_counts_as_lost_when_that_is_back() {
+    let mut etcd = Etcd::start().unwrap();
+    let store = etcd.endpoint().replace("http://", "etcd://");
+    let world = World::start_on(&store, 3).await;
+    let node = Node::start(&world, "n1").await;
+    begin(&world, &node, "n1", "reboot").await;
+    etcd.pause().unwrap();
+    node.stop().await;
+    // Long enough for whoever notes the loss to have failed.
+    for _ in 0..2 {
+        eventually(async || !world.store_answers().await).await;
+    }
+    etcd.resume().unwrap();
+    eventually(async || world.store_answers().await).await;
+    eventually(async || world.node("n1").await["agent"]["link"] == "no link").await;
+    // So that its machine can be let go.
+    assert_eq!(cancel(&world, "n1").await.0, 200);
+    assert_eq!(world.wait_for_end("n1").await["state"], "failed");
     world.stop().await;
 }

@@ -125,7 +125,8 @@ impl Publisher {
         if !self.context.config.plays(Role::Baseosmgr) {
             return Ok(());
         }
-        let Some(job) = &journal.update else { return Ok(()) };
+        let Some(job) = journal.base_os() else { return Ok(()) };
+        let wish = wish.filter(|wish| wish.id == job.id);
         self.drop_older(&job.id)?;
         let Some((state, activated)) = base_os_state(image.unwrap_or(&Image::Fetching), job) else {
             return self.put::<BaseOsStatus>(UPDATE_AGENT, &job.id, None);
@@ -357,6 +358,31 @@ mod tests {
         let failed = Phase::Failed { at: now, reason: "exit 1".to_owned() };
         assert_eq!(tell(failed), Some(("os-2".to_owned(), 124, "exit 1".to_owned())));
         assert_eq!(tell(Phase::Canceled { at: now }), None);
+    }
+
+    #[tokio::test]
+    async fn what_the_node_was_updated_to_is_told_again_when_the_next_update_is_canceled() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut publisher, files) = publisher(dir.path(), Role::Baseosmgr);
+        let at = jiff::Timestamp::UNIX_EPOCH;
+        let job = |id: &str, phase| Some(Job { id: id.to_owned(), kind: Kind::Update, phase });
+        let mut journal = Journal {
+            installed: job("os-2", Phase::Done { at }),
+            update: job("os-3", Phase::Preparing { request: None }),
+            ..Journal::default()
+        };
+        let wish =
+            NodeWish { id: "os-3".to_owned(), sha256: "3".to_owned(), ..NodeWish::default() };
+        let mut tell = |journal: &Journal| {
+            publisher.tell_base_os(journal, Some(&Image::Fetching), Some(&wish)).unwrap();
+            let keys = files.keys::<BaseOsStatus>(UPDATE_AGENT).unwrap();
+            let [key] = &keys[..] else { panic!("{keys:?}") };
+            let status: BaseOsStatus = files.read(UPDATE_AGENT, key).unwrap().unwrap();
+            (key.clone(), status.base_os_version, status.state, status.activated)
+        };
+        assert_eq!(tell(&journal), ("os-3".to_owned(), "3".to_owned(), 103, false));
+        journal.update = job("os-3", Phase::Canceled { at });
+        assert_eq!(tell(&journal), ("os-2".to_owned(), "os-2".to_owned(), 111, true));
     }
 
     #[tokio::test]

@@ -8,24 +8,8 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn operation(kind: disruption::Kind) -> NodeOperation {
-    NodeOperation {
-        cluster: "demo".to_owned(),
-        node: "n1".to_owned(),
-        id: "1".to_owned(),
-        kind,
-        image: None,
-        machine: "192.0.2.1".to_owned(),
-        critical: true,
-        local: false,
-        requested_by: "admin".to_owned(),
-        state: OperationState::Running,
-        started_at: at(0),
-        ended_at: None,
-        canceled_at: None,
-        admitted: true,
-        away: false,
-        reason: None,
-    }
+    let asked_for = NodeOperation::new("demo", "n1", "1", kind, at(0));
+    NodeOperation { critical: true, admitted: true, ..asked_for }
 }
 
 fn agent(phase: Option<JobPhase>) -> AgentRecord {
@@ -326,4 +310,80 @@ fn a_machine_that_went_down_by_itself_is_off_or_let_go() {
     assert_eq!(next(&local, &agent, true, 102), Next::Nothing, "it is not gone yet");
     agent.jobs[0].phase = JobPhase::Done;
     assert_eq!(next(&local, &agent, true, 103), Next::LookForReturn);
+}
+
+#[test]
+fn the_boot_in_which_an_agent_first_speaks_of_an_operation_is_kept() {
+    let asked_for = operation(disruption::Kind::Reboot);
+    let said = |boot_id: &str, phase| AgentRecord { boot_id: boot_id.to_owned(), ..agent(phase) };
+    let taken = |operation: &NodeOperation, agent: &AgentRecord| {
+        operation.taken_over(agent).map(|taken| taken.taken_in.unwrap())
+    };
+    let deferred = said("one", Some(JobPhase::Deferred));
+    assert_eq!(taken(&asked_for, &deferred).as_deref(), Some("one"));
+    assert_eq!(taken(&asked_for, &said("one", None)), None, "it does not speak of it");
+    assert_eq!(taken(&asked_for, &said("", Some(JobPhase::Deferred))), None);
+    let of_before = AgentRecord { reported: false, ..deferred.clone() };
+    assert_eq!(taken(&asked_for, &of_before), None, "it said so in another boot, maybe");
+    let known = asked_for.taken_over(&deferred).unwrap();
+    assert_eq!(taken(&known, &said("two", Some(JobPhase::Deferred))), None, "the first counts");
+    assert_eq!(taken(&NodeOperation { local: true, ..asked_for.clone() }, &deferred), None);
+    let over = NodeOperation { state: OperationState::Failed, ..asked_for };
+    assert_eq!(taken(&over, &deferred), None);
+}
+
+#[test]
+fn a_machine_that_was_booted_is_out_until_it_is_back_however_its_operation_ended() {
+    let not_yet = Returned::NotYet("the node is not Ready".to_owned());
+    let rows = [
+        (JobPhase::Failed, end(OperationState::Failed, Some("why".to_owned()))),
+        (JobPhase::Canceled, end(OperationState::Canceled, Some("why".to_owned()))),
+    ];
+    for (phase, over) in rows {
+        for local in [false, true] {
+            let (taken_in, id) = (Some("one".to_owned()), "1".to_owned());
+            let kind = disruption::Kind::Reboot;
+            let operation = NodeOperation { local, id, taken_in, ..operation(kind) };
+            let over = match (&over, local) {
+                (Next::End { state: OperationState::Canceled, .. }, true) => {
+                    end(OperationState::Canceled, None)
+                }
+                (over, _) => over.clone(),
+            };
+            let next = |operation: &NodeOperation, boot_id: &str, returned: &Returned| {
+                let agent = AgentRecord { boot_id: boot_id.to_owned(), ..agent(Some(phase)) };
+                decide_operation(operation, &agent, true, returned, at(1))
+            };
+            assert_eq!(next(&operation, "one", &Returned::NotAsked), over, "it never went");
+            assert_eq!(next(&operation, "two", &Returned::NotAsked), Next::LookForReturn);
+            assert_eq!(next(&operation, "two", &Returned::Yes), over);
+            let waits = next(&operation, "two", &not_yet);
+            assert!(matches!(&waits, Next::WaitFor(LOOK_EVERY, why) if why.ends_with("not Ready")));
+            let let_go = NodeOperation { canceled_at: Some(at(0)), ..operation };
+            assert!(matches!(next(&let_go, "two", &not_yet), Next::End { away: false, .. }));
+        }
+    }
+}
+
+#[test]
+fn what_was_asked_for_on_a_node_that_forgot_it_is_over_with_the_boot() {
+    let taken_in = Some("one".to_owned());
+    let next = |kind, boot_id: &str, returned: &Returned| {
+        let (local, mut agent) = on_the_node(true, None);
+        agent.boot_id = boot_id.to_owned();
+        let local = NodeOperation { kind, taken_in: taken_in.clone(), ..local };
+        decide_operation(&local, &agent, true, returned, at(1))
+    };
+    let lost = "the node's agent does not speak of it any more".to_owned();
+    let failed = end(OperationState::Failed, Some(lost));
+    let unasked = Returned::NotAsked;
+    for kind in [disruption::Kind::Reboot, disruption::Kind::Shutdown] {
+        assert_eq!(next(kind, "one", &unasked), failed, "{kind:?}");
+        assert_eq!(next(kind, "two", &unasked), Next::LookForReturn, "{kind:?}");
+        let succeeded = end(OperationState::Succeeded, None);
+        assert_eq!(next(kind, "two", &Returned::Yes), succeeded, "{kind:?}");
+    }
+    // Nobody knows whether the image is in place.
+    assert_eq!(next(disruption::Kind::Update, "two", &unasked), Next::LookForReturn);
+    assert_eq!(next(disruption::Kind::Update, "two", &Returned::Yes), failed);
 }

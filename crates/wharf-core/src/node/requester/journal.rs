@@ -13,6 +13,8 @@ use crate::node::{
 const PAST: usize = 32;
 /// So many jobs that lost their place are remembered with their ends: more than can be wished for at once.
 const REPLACED: usize = 8;
+const FORGOTTEN: &str = "this node has lost its record of it, as with a disk, so that nobody knows whether the \
+                         image is in place; look, and ask for it again if it is not";
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Journal {
@@ -23,6 +25,9 @@ pub struct Journal {
     /// The last of them as they ended: whoever wished for one is still to hear of it.
     #[serde(default)]
     pub replaced: Vec<Job>,
+    /// The last update that was done, once another has taken its place.
+    #[serde(default)]
+    pub installed: Option<Job>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,6 +125,14 @@ impl Journal {
             .any(|job| matches!(job.phase, Phase::Commanding { .. } | Phase::Leaving { .. }))
     }
 
+    /// The update of which something is said: the last one, and when that is not wanted any more, what the
+    /// node was updated to before.
+    pub fn base_os(&self) -> Option<&Job> {
+        let last = self.update.as_ref();
+        let is_canceled = last.is_some_and(|job| matches!(job.phase, Phase::Canceled { .. }));
+        self.installed.as_ref().filter(|_| is_canceled).or(last)
+    }
+
     /// Whether a wish has been taken over, so that its job is under way or over.
     pub fn knows(&self, id: &str) -> bool {
         let jobs = [&self.device_operation, &self.update];
@@ -134,14 +147,39 @@ impl Journal {
                 Power::Reboot => Kind::Reboot,
                 Power::Shutdown => Kind::Shutdown,
             };
+            let taken_in = wish.taken_in.as_deref().filter(|_| !wish.canceled);
+            self.recall(&wish.id, kind, taken_in, facts, now);
             let slot = self.device_operation.take();
             self.device_operation = self.replace(slot, &wish.id, kind, wish.canceled, now);
         }
         for wish in &facts.updates {
+            let taken_in = wish.taken_in.as_deref().filter(|_| !wish.canceled);
+            self.recall(&wish.id, Kind::Update, taken_in, facts, now);
             let slot = self.update.take();
             self.update = self.replace(slot, &wish.id, Kind::Update, wish.canceled, now);
         }
         self.forget_the_oldest(facts);
+    }
+
+    /// A wish that was taken over here and is not known has been lost with the journal. A node that was
+    /// booted since is not taken down for it again, and an update's command is not begun again.
+    fn recall(
+        &mut self,
+        id: &str,
+        kind: Kind,
+        taken_in: Option<&str>,
+        facts: &Facts,
+        now: Timestamp,
+    ) {
+        let Some(boot_id) = taken_in.filter(|_| !self.knows(id)) else { return };
+        let phase = match kind {
+            // As long as the node is up nothing has come of it.
+            Kind::Reboot | Kind::Shutdown if boot_id == facts.boot_id => return,
+            Kind::Reboot | Kind::Shutdown => Phase::Done { at: now },
+            Kind::Update => Phase::Failed { at: now, reason: FORGOTTEN.to_owned() },
+        };
+        self.past.push(id.to_owned());
+        self.replaced.push(Job { id: id.to_owned(), kind, phase });
     }
 
     /// What is still wished for is never forgotten: it would be done once more.
@@ -190,6 +228,9 @@ impl Journal {
                     self.past.push(old.id.clone());
                     if old.is_waiting() {
                         old.phase = Phase::Canceled { at: now };
+                    }
+                    if old.kind == Kind::Update && matches!(old.phase, Phase::Done { .. }) {
+                        self.installed = Some(old.clone());
                     }
                     self.replaced.push(old);
                 }

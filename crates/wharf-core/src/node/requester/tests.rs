@@ -14,7 +14,7 @@ fn drain(status: DrainStatus, requested_by: Requester) -> Published {
 }
 
 fn wish(id: &str) -> Wish {
-    Wish { id: id.to_owned(), power: Power::Reboot, canceled: false }
+    Wish { id: id.to_owned(), power: Power::Reboot, canceled: false, taken_in: None }
 }
 
 fn reboot(id: &str) -> Vec<Wish> {
@@ -22,7 +22,8 @@ fn reboot(id: &str) -> Vec<Wish> {
 }
 
 fn update(id: &str, image: Image) -> Vec<UpdateWish> {
-    vec![UpdateWish { id: id.to_owned(), image, activate: true, canceled: false }]
+    let (id, taken_in) = (id.to_owned(), None);
+    vec![UpdateWish { id, image, activate: true, canceled: false, taken_in }]
 }
 
 fn leave(id: &str, power: Power) -> Effect {
@@ -417,6 +418,79 @@ fn what_is_said_of_a_base_os_follows_its_job_and_the_image_only_until_that_is_ov
         let job = Job { id: "os-2".to_owned(), kind: Kind::Update, phase };
         assert_eq!(base_os_state(&image, &job), expected, "{job:?} {image:?}");
     }
+}
+
+#[test]
+fn what_a_node_was_updated_to_is_said_again_when_the_next_update_is_canceled() {
+    let with = |boot: &str, wishes| Facts {
+        boot_id: boot.to_owned(),
+        device_operations: Vec::new(),
+        updates: wishes,
+        drain: drain(DrainStatus::NotSupported, Requester::Nobody),
+        ..facts()
+    };
+    let mut journal = Journal::default();
+    settle(&mut journal, &with("boot-1", update("os-2", Image::Loaded)), 1);
+    apply(&mut journal, Outcome::Commanded, at(2));
+    let next = update("os-3", Image::Fetching);
+    let canceled = UpdateWish { canceled: true, ..next[0].clone() };
+    let said = |journal: &Journal| journal.base_os().map(|job| job.id.clone());
+    settle(&mut journal, &with("boot-2", Vec::new()), 3);
+    assert_eq!((said(&journal).as_deref(), phase(&journal.update)), (Some("os-2"), "done"));
+    settle(&mut journal, &with("boot-2", next), 4);
+    assert_eq!(said(&journal).as_deref(), Some("os-3"), "the last one");
+    settle(&mut journal, &with("boot-2", vec![canceled]), 5);
+    assert_eq!((said(&journal).as_deref(), phase(&journal.update)), (Some("os-2"), "canceled"));
+    // Also after another one that came to nothing.
+    let fourth = update("os-4", Image::Fetching);
+    let canceled = UpdateWish { canceled: true, ..fourth[0].clone() };
+    settle(&mut journal, &with("boot-2", fourth), 6);
+    settle(&mut journal, &with("boot-2", vec![canceled]), 7);
+    assert_eq!(said(&journal).as_deref(), Some("os-2"));
+}
+
+#[test]
+fn what_a_node_took_over_and_forgot_is_not_done_again_after_a_boot() {
+    let go = drain(DrainStatus::NotSupported, Requester::Nobody);
+    let look = |wishes: Vec<Wish>, updates: Vec<UpdateWish>| {
+        let facts = Facts { device_operations: wishes, updates, drain: go, ..facts() };
+        let mut journal = Journal::default();
+        let effects = settle(&mut journal, &facts, 1);
+        assert_eq!(settle(&mut journal, &facts, 2).len(), effects.len(), "{journal:?}");
+        let ended =
+            journal.replaced.iter().map(|job| phase(&Some(job.clone()))).collect::<Vec<_>>();
+        (effects.len(), ended)
+    };
+    let before = Some("boot-0".to_owned());
+    for power in [Power::Reboot, Power::Shutdown] {
+        let new = Wish { power, ..wish("op-1") };
+        let here = Wish { taken_in: Some(BOOT.to_owned()), ..new.clone() };
+        let elsewhere = Wish { taken_in: before.clone(), ..new.clone() };
+        let canceled = Wish { canceled: true, ..elsewhere.clone() };
+        assert_eq!(look(vec![new], Vec::new()), (1, vec![]));
+        assert_eq!(look(vec![here], Vec::new()), (1, vec![]), "it is still up");
+        assert_eq!(look(vec![elsewhere], Vec::new()), (0, vec!["done"]));
+        assert_eq!(look(vec![canceled], Vec::new()), (0, vec![]));
+    }
+    // One that waits here is not disturbed.
+    let elsewhere = Wish { taken_in: before.clone(), ..wish("op-1") };
+    assert_eq!(look(vec![wish("local-1"), elsewhere], Vec::new()), (1, vec!["done"]));
+    for boot_id in ["boot-0", BOOT] {
+        let mut updates = update("os-2", Image::Loaded);
+        updates[0].taken_in = Some(boot_id.to_owned());
+        assert_eq!(look(Vec::new(), updates), (0, vec!["failed"]), "its command may have run");
+    }
+    // Who remembers goes on, however often the node was booted.
+    let mut journal = Journal::default();
+    settle(&mut journal, &facts(), 1);
+    let elsewhere = Wish { taken_in: Some(BOOT.to_owned()), ..wish("op-1") };
+    let booted = Facts {
+        boot_id: "boot-2".to_owned(),
+        device_operations: vec![elsewhere],
+        drain: go,
+        ..facts()
+    };
+    assert_eq!(settle(&mut journal, &booted, 2), [leave("op-1", Power::Reboot)]);
 }
 
 #[test]

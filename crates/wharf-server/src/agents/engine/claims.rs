@@ -55,24 +55,9 @@ mod tests {
 
     /// Asked for and not let in yet.
     fn operation(node: &str, kind: Kind) -> NodeOperation {
-        NodeOperation {
-            cluster: "demo".to_owned(),
-            node: node.to_owned(),
-            id: format!("{} of {node}", kind.name()),
-            kind,
-            image: None,
-            machine: format!("192.0.2.{node}"),
-            critical: true,
-            local: false,
-            requested_by: "admin".to_owned(),
-            state: OperationState::Running,
-            started_at: Timestamp::UNIX_EPOCH,
-            ended_at: None,
-            canceled_at: None,
-            admitted: false,
-            away: false,
-            reason: None,
-        }
+        let id = format!("{} of {node}", kind.name());
+        let asked_for = NodeOperation::new("demo", node, &id, kind, Timestamp::UNIX_EPOCH);
+        NodeOperation { critical: true, ..asked_for }
     }
 
     fn let_in(node: &str, kind: Kind) -> NodeOperation {
