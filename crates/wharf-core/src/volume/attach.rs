@@ -506,6 +506,7 @@ impl<'a> Attach<'a> {
             phase: Phase::Attaching,
             storage_cluster: request.storage_cluster.clone(),
             image: request.image.clone(),
+            backend: Some(self.backend),
             self_fence,
             tenure: own.tenure,
         }

@@ -89,6 +89,7 @@ pub fn decide_proof(
         return Ok(Proof::ByName);
     }
     let Some(holder) = nodes.get(&entry.node) else { return Err(NoProof::Unknown) };
+    let backend = storage_of(entry, backend);
     let ended = holder.lease.map(|lease| judge_lease(&lease, entry, backend, now, policy));
     if !backend.refuses_old_clients() {
         return promised_end(entry, ended, backend);
@@ -102,6 +103,12 @@ pub fn decide_proof(
         (_, Some(Ended::NotBefore(until))) => Err(NoProof::Alive { until }),
         (_, None) => Err(NoProof::Unknown),
     }
+}
+
+/// What an entry is judged by. Its storage cluster may have been made anew since, of another kind: that
+/// shuts nobody out of where the entry's bytes are.
+fn storage_of(entry: &Entry, backend: Backend) -> Backend {
+    entry.backend.filter(|own| !own.refuses_old_clients()).unwrap_or(backend)
 }
 
 /// Whether the tenure in which an entry was written has ended. Where nobody shuts the holder out, no clock

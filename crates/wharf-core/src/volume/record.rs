@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::condition::Condition;
+use super::{backend::Backend, condition::Condition};
 use crate::drain::PodRef;
 
 /// Counts the grants of a volume. The highest one lives on the PV, because the record goes with its
@@ -40,6 +40,14 @@ pub struct Record {
 impl Record {
     pub fn find(&self, key: &EntryKey) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.key() == *key)
+    }
+
+    /// What its volume is on, as far as its entries tell. One that may be on storage which shuts nobody
+    /// out is judged as if it were.
+    pub fn backend(&self) -> Backend {
+        let said = |entry: &Entry| entry.backend.unwrap_or(Backend::Loopfile);
+        let weak = self.entries.iter().map(said).find(|backend| !backend.refuses_old_clients());
+        weak.or_else(|| self.entries.first().map(said)).unwrap_or(Backend::Loopfile)
     }
 
     /// The write that takes one entry out. The record goes with its last entry.
@@ -121,6 +129,10 @@ pub struct Entry {
     pub storage_cluster: String,
     #[serde(default)]
     pub image: String,
+    /// What the volume is on: its storage cluster may be gone when it has to be judged. An older agent
+    /// does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<Backend>,
     /// The agent cuts this volume off before its lease ends.
     #[serde(default)]
     pub self_fence: bool,
@@ -245,16 +257,39 @@ mod tests {
     }
 
     #[test]
+    fn what_may_be_on_storage_that_shuts_nobody_out_is_judged_so() {
+        use Backend::{Dir, Loopfile, Proxy, Rbd};
+        let rows: [(&[Option<Backend>], Backend); 7] = [
+            (&[Some(Proxy)], Proxy),
+            (&[Some(Rbd), Some(Rbd)], Rbd),
+            (&[Some(Dir)], Dir),
+            (&[Some(Proxy), Some(Loopfile)], Loopfile),
+            // Entries of an older agent.
+            (&[None], Loopfile),
+            (&[Some(Proxy), None], Loopfile),
+            (&[], Loopfile),
+        ];
+        for (said, expected) in rows {
+            let entry = |backend: &Option<Backend>| Entry { backend: *backend, ..Entry::default() };
+            let entries = said.iter().map(entry).collect();
+            let record = Record { entries, ..Record::default() };
+            assert_eq!(record.backend(), expected, "{said:?}");
+        }
+    }
+
+    #[test]
     fn the_fields_are_those_of_the_resource() {
         let entry = Entry {
             node: "a".to_owned(),
             device: Some("/dev/loop1".to_owned()),
             generation: Generation(3),
+            backend: Some(Backend::Proxy),
             ..Entry::default()
         };
         let json = serde_json::to_value(&entry).unwrap();
         let names: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
         let expected = [
+            "backend",
             "bootID",
             "device",
             "generation",
@@ -273,7 +308,7 @@ mod tests {
             "tenure",
         ];
         assert_eq!(names, expected);
-        assert_eq!(json["phase"], "Attaching");
+        assert_eq!((&json["phase"], &json["backend"]), (&"Attaching".into(), &"proxy".into()));
         assert_eq!(serde_json::from_value::<Entry>(json).unwrap(), entry);
     }
 }

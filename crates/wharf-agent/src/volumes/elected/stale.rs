@@ -129,7 +129,7 @@ impl One<'_> {
         let nodes = holders(self.volumes, self.api, &record.entries).await?;
         Ok(Scanned {
             volume: self.volume.to_owned(),
-            backend: self.backend.unwrap_or_else(|| likely_backend(&record)),
+            backend: self.backend.unwrap_or_else(|| record.backend()),
             record,
             nodes,
             generation: volume.map(|volume| volume.facts.generation),
@@ -176,11 +176,4 @@ impl One<'_> {
         }
         Ok(())
     }
-}
-
-/// What the storage of a record was, as far as its entries tell: one who promised to cut itself off did so where
-/// nobody else could.
-fn likely_backend(record: &Record) -> Backend {
-    let promised = record.entries.iter().any(|entry| entry.self_fence);
-    if promised { Backend::Loopfile } else { Backend::Proxy }
 }

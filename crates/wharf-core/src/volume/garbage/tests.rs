@@ -253,6 +253,44 @@ fn at_the_end_of_a_storage_cluster_lost_and_silent_nodes_leave_without_a_fence()
     }
 }
 
+/// Somebody has taken the finalizer of a storage cluster, so that only the entries say what it was.
+#[test]
+fn where_the_storage_cluster_is_gone_an_entry_leaves_by_the_proof_of_its_own_storage() {
+    let out = ["note", "take out"];
+    let (ended, live) = (0, 95);
+    let cases: [(Option<Backend>, bool, i64, &[&str]); 8] = [
+        (Some(Backend::Proxy), false, live, &out),
+        (Some(Backend::Rbd), false, ended, &out),
+        (Some(Backend::Loopfile), true, ended, &out),
+        // Its machine may be writing, and never promised to stop.
+        (Some(Backend::Loopfile), false, ended, &["stuck"]),
+        (Some(Backend::Dir), false, ended, &["stuck"]),
+        (Some(Backend::Loopfile), true, live, &["stuck"]),
+        (None, false, ended, &["stuck"]),
+        (None, true, ended, &out),
+    ];
+    for (backend, self_fence, renewed, expected) in cases {
+        let entry = Entry { backend, self_fence, ..entry(4) };
+        let record = record(vec![entry]);
+        let facts = Scanned { record: record.clone(), ..scanned(record.backend(), None, renewed) };
+        assert_eq!(scan_by(decide_ending, facts), expected, "{backend:?} {self_fence} {renewed}");
+    }
+}
+
+/// A storage cluster may be made anew under the same name, on storage of another kind.
+#[test]
+fn an_entry_on_storage_that_shuts_nobody_out_is_not_judged_by_the_storage_of_others() {
+    for (backend, expected) in [
+        (Some(Backend::Loopfile), &["stuck"][..]),
+        (Some(Backend::Proxy), &["raise", "mark", "fence", "note", "take out"]),
+        (None, &["raise", "mark", "fence", "note", "take out"]),
+    ] {
+        let mut facts = scanned(Backend::Proxy, None, 0);
+        facts.record.entries = vec![Entry { backend, self_fence: false, ..entry(4) }];
+        assert_eq!(scan(facts), expected, "{backend:?}");
+    }
+}
+
 #[test]
 fn what_is_kept_of_a_node_goes_when_it_is_long_gone_and_nothing_names_it() {
     let week = 7 * 24 * 3600;
