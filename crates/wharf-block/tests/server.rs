@@ -142,6 +142,21 @@ fn a_higher_generation_ends_the_lower_for_good_also_over_a_kill_of_the_server() 
     server.open(&image, 5, "b").unwrap();
 }
 
+/// The disk of a server was lost, or somebody has deleted an image. Its holders can be given up all the same,
+/// and come into no image that is made later under its name.
+#[test]
+fn a_fence_holds_also_for_an_image_that_is_gone() {
+    let server = BlockServer::start();
+    let image = ImageName::new("one").unwrap();
+    let fenced = server.control().fence(&image, 5).unwrap();
+    assert_eq!((fenced.epoch, fenced.size, fenced.owner), (5, 0, None));
+    assert_eq!(server.control().fence(&image, 3).unwrap().epoch, 5, "it never falls");
+    assert_eq!(code(server.control().epoch(&image).unwrap_err()), Code::Missing);
+    server.create("one", MIB);
+    assert_eq!(code(server.open(&image, 4, "a").unwrap_err()), Code::Fenced);
+    server.open(&image, 5, "b").unwrap();
+}
+
 #[test]
 fn a_fence_shuts_out_those_below_it_and_nobody_else() {
     let server = BlockServer::start();

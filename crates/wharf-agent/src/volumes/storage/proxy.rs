@@ -180,7 +180,11 @@ impl Storage for Proxy {
         generation: Generation,
     ) -> Result<()> {
         let (image, mut server) = (image(name)?, self.ask()?);
-        let owner = server.epoch(&image)?.owner;
+        let owner = match server.epoch(&image) {
+            // Nobody can write to an image that is gone. One of its name may be made later.
+            Err(error) if error.is_missing() => None,
+            known => known?.owner,
+        };
         // None of ours was ever let in where it is another's, whose clients have nothing to do with us.
         if owner.is_none_or(|owner| owner == volume) {
             server.fence(&image, generation.0)?;

@@ -18,7 +18,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Error, gate::Gate};
+use super::{
+    Error,
+    gate::{self, Gate},
+};
 use crate::nbd::{
     ImageName,
     control::{Code, Failure, ImageInfo, LIST_PAGE},
@@ -135,18 +138,24 @@ impl Store {
             let message = format!("an owner has 1 to {MAX_OWNER} plain letters");
             return Err(Failure::new(Code::Invalid, message));
         }
-        // Of two who come at once the first one has it.
         let image = self.image(name)?;
-        let alone = self.opened();
+        self.own_image(&image, owner)?;
+        self.info_of(&image)
+    }
+
+    /// Of two who come at once the first one has it.
+    fn own_image(&self, image: &Image, owner: &str) -> Result<(), Failure> {
+        let name = &image.name;
+        let _alone = self.opened();
+        // It may have been deleted since it was looked up. One of its name that is made later is nobody's.
+        gate::check(image, u64::MAX)?;
         let path = self.path(name, "owner");
         let noted = match read_line(&path) {
             Ok(None) => write_line(&path, owner),
             Ok(Some(_)) => Ok(()),
             Err(error) => Err(error),
         };
-        noted.map_err(|e| Failure::disk("noting the image's owner", &e))?;
-        drop(alone);
-        self.info_of(&image)
+        noted.map_err(|e| Failure::disk("noting the image's owner", &e))
     }
 
     pub fn delete(&self, name: &ImageName, generation: u64) -> Result<(), Failure> {
@@ -186,9 +195,32 @@ impl Store {
         self.info(name)
     }
 
+    /// Shuts out everybody below the generation, also of an image that is gone: holders of it can be
+    /// given up then, and are let into none that is made later under its name.
     pub fn fence(&self, name: &ImageName, generation: u64) -> Result<ImageInfo, Failure> {
-        self.image(name)?.gate.fence(name, generation)?;
-        self.info(name)
+        match self.image(name) {
+            Err(Failure { code: Code::Missing, .. }) => self.fence_absent(name, generation),
+            image => {
+                image?.gate.fence(name, generation)?;
+                self.info(name)
+            }
+        }
+    }
+
+    fn fence_absent(&self, name: &ImageName, generation: u64) -> Result<ImageInfo, Failure> {
+        let alone = self.opened();
+        if self.path(name, "img").exists() {
+            drop(alone);
+            // Somebody has just made it.
+            self.image(name)?.gate.fence(name, generation)?;
+            return self.info(name);
+        }
+        let disk = |e: io::Error| Failure::disk("writing the image's epoch", &e);
+        let path = self.path(name, "epoch");
+        let epoch = read_epoch(&path).map_err(disk)?.max(generation);
+        write_epoch(&path, epoch).map_err(disk)?;
+        let image = name.clone();
+        Ok(ImageInfo { image, size: 0, allocated: 0, epoch, owner: None, clients: 0 })
     }
 
     pub fn info(&self, name: &ImageName) -> Result<ImageInfo, Failure> {
@@ -288,4 +320,25 @@ fn write_line(path: &Path, line: &str) -> io::Result<()> {
 
 fn flush_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn an_image_that_is_deleted_meanwhile_gets_no_owner_that_the_next_of_its_name_would_have() {
+        let dir = TempDir::new().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let name = ImageName::new("one").unwrap();
+        store.create(&name, 1 << 20).unwrap();
+        let found = store.image(&name).unwrap();
+        store.delete(&name, 0).unwrap();
+        assert_eq!(store.own_image(&found, "pv-1").unwrap_err().code, Code::Missing);
+        drop(found);
+        assert_eq!(store.create(&name, 1 << 20).unwrap().owner, None);
+        assert_eq!(store.own(&name, "pv-2").unwrap().owner.as_deref(), Some("pv-2"));
+    }
 }
