@@ -24,6 +24,7 @@ use wharf_block::{
     nbd::ImageName,
     proxy::{self, Error, Health, Observed, Options, Program},
 };
+use wharf_testbed::{devices, place::Place};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -33,7 +34,7 @@ fn program() -> Program {
 
 /// A proxy that is stopped with this value, by force if need be.
 struct Proxied {
-    dir: TempDir,
+    dir: Place,
     options: Options,
 }
 
@@ -47,7 +48,7 @@ impl Proxied {
             dead_after,
             threads: 4,
         };
-        Self { dir: TempDir::new().unwrap(), options }
+        Self { dir: Place::new().unwrap(), options }
     }
 
     fn started(server: &BlockServer, image: &ImageName, dead_after: Duration) -> Self {
@@ -531,4 +532,48 @@ fn a_proxy_in_use_is_not_stopped_and_a_hung_worker_is_ended() {
     proxy::stop(&proxied.run_dir()).unwrap();
     assert!(!worker.is_alive());
     assert!(!proxied.run_dir().exists());
+}
+
+/// A test was killed while the server of its device was stopped: whoever syncs all disks would hang. Whoever
+/// makes the next place for devices takes it away.
+#[test]
+fn what_a_killed_test_left_is_taken_away_by_the_next() {
+    let server = BlockServer::start();
+    let image = server.create("one", 64 * MIB);
+    let (place, mut owner) = Place::of_another().unwrap();
+    let long = Duration::from_secs(600);
+    let options = Proxied::new(&server, &image, 1, long).options.clone();
+    let run_dir = place.join("state/proxies/pv-1");
+    let started = proxy::start(&program(), &run_dir, &options).unwrap();
+    let disk = OpenOptions::new().read(true).write(true).open(&started.disk).unwrap();
+    let options = loops::Options { read_only: false, direct_io: true, tag: "test-killed" };
+    let device = loops::attach(&disk, options).unwrap();
+    drop(disk);
+    server.signal(Signal::STOP);
+    let path = device.path.clone();
+    let hung = thread::spawn(move || {
+        let file = OpenOptions::new().write(true).open(path)?;
+        file.write_all_at(&[1; 4096], 0)?;
+        file.sync_all()
+    });
+    let under_way = format!("/sys/block/loop{}/inflight", device.number);
+    wait_for("the write to be on its way", SOON, || {
+        let counts = fs::read_to_string(&under_way).unwrap();
+        counts.split_whitespace().nth(1) != Some("0")
+    });
+    assert_eq!(devices::workers(&place).len(), 2, "one holds the device, and one works");
+
+    let _early = Place::new().unwrap();
+    assert_eq!(devices::workers(&place).len(), 2, "its owner lives");
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    // Others who begin with a test may be at it, too.
+    wait_for("the place to go", SOON, || {
+        let _next = Place::new().unwrap();
+        !place.exists()
+    });
+    assert!(hung.join().unwrap().is_err(), "who waited is told");
+    assert_eq!(devices::workers(&place), []);
+    assert_eq!(devices::mounts(&place), Vec::<String>::new());
+    wait_for("the device to go", SOON, || devices::loop_devices(&place).is_empty());
 }

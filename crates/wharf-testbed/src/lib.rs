@@ -35,6 +35,7 @@ pub mod kwok;
 mod network;
 mod packages;
 mod paths;
+pub mod place;
 pub mod process;
 mod procfs;
 mod remove;

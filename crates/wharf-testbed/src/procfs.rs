@@ -33,6 +33,15 @@ impl ProcessId {
         Self::of(pid).context("/proc does not show this process")
     }
 
+    /// Its number and start time, to be written down.
+    pub(crate) fn parts(self) -> (i32, u64) {
+        (self.pid, self.start_time)
+    }
+
+    pub(crate) fn from_parts(pid: i32, start_time: u64) -> Self {
+        Self { pid, start_time }
+    }
+
     /// A zombie has ended: it only waits for its parent.
     pub fn is_alive(self) -> bool {
         Stat::read(self.pid)

@@ -131,6 +131,16 @@ impl Agent {
         agent
     }
 
+    /// The same on folders below a directory, by which its process is found when nobody ends it.
+    pub fn start_below(place: &Path, more: &str) -> Self {
+        fs::create_dir_all(place).unwrap();
+        let dir = tempfile::tempdir_in(place).unwrap();
+        let run = dir.path().join("run");
+        let agent = Self::spawn(dir, run, None, more, &[]);
+        agent.wait_for_health();
+        agent
+    }
+
     /// Starts it with another run directory, and waits for nothing.
     pub fn start_in(run: &Path, more: &str) -> Self {
         Self::spawn(tempfile::tempdir().unwrap(), run.to_owned(), None, more, &[])

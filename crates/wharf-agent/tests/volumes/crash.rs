@@ -53,7 +53,7 @@ fn a_killed_agent_goes_on_from_every_step_with_a_block_server_and_leaves_no_proc
     let points = world.sweep("net", &DELAYS_OF_PROXY, |_| {});
     assert!(points[0] >= 8 && points[1] >= 8, "{points:?}");
     let here = world.path("state").display().to_string();
-    assert_eq!(processes(&here, &["wharf-block"]), [], "no process is left");
+    assert_eq!(processes(&here, &["\0hold\0", "\0work\0"]), [], "no process is left");
 }
 
 /// At which step to kill, and how long after it was noted.

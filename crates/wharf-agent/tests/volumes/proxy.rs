@@ -154,7 +154,7 @@ fn killed_agents_and_workers_cost_a_writer_nothing() {
 
     assert_eq!(world.unmount(&pod, "pv-1"), Ok(()));
     assert_eq!(world.leftovers(), before);
-    assert_eq!(processes(&here, &["wharf-block"]), [], "no process is left");
+    assert_eq!(processes(&here, &["\0hold\0", "\0work\0"]), [], "no process is left");
 }
 
 /// The node is gone for Kubernetes, and its machine writes on. The volume goes to another node, the

@@ -10,9 +10,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use wharf_core::install::manifests::render_volumes;
-use wharf_testbed::{apiserver::ApiServer, debian, devices, process::binary, wait_for};
+use wharf_testbed::{
+    apiserver::ApiServer, debian, devices, place::Place, process::binary, wait_for,
+};
 
 use super::common::{Agent, create, kubectl};
 
@@ -22,7 +23,7 @@ pub const NODE: &str = "n0";
 pub struct World {
     pub server: ApiServer,
     pub agent: Agent,
-    dir: TempDir,
+    dir: Place,
 }
 
 pub struct Pod {
@@ -49,7 +50,7 @@ impl World {
         let needs = [("mkfs.ext4", "e2fsprogs"), ("mkfs.xfs", "xfsprogs"), ("blkid", "util-linux")];
         debian::ensure("tests of volumes", &needs).unwrap();
         let server = ApiServer::start().unwrap();
-        let dir = tempfile::tempdir().unwrap();
+        let dir = Place::new().unwrap();
         // Others who copy our mounts, as machines do that are started meanwhile, see their end too.
         run("mount", &[Path::new("--bind"), dir.path(), dir.path()]);
         run("mount", &[Path::new("--make-shared"), dir.path()]);
@@ -389,7 +390,7 @@ fn start_agent(server: &ApiServer, node: &str, place: &Path, more: &str) -> Agen
         place.display(),
         binary("wharf-flex").unwrap().display(),
     );
-    Agent::start(None, &config)
+    Agent::start_below(place, &config)
 }
 
 fn driver_at(place: &Path) -> PathBuf {
