@@ -189,9 +189,7 @@ fn cut_known(places: &Places, boot: &str, journal: Journal) -> (String, Cut) {
 /// What cannot be read may have promised it.
 fn cut_unread(places: &Places, boot: &str, volume: String) -> (String, Cut) {
     let (places, boot_id, name) = (places.clone(), boot.to_owned(), volume.clone());
-    let cut = move || {
-        Unread { places: &places, boot_id: &boot_id, volume: &volume }.cut().map(|()| false)
-    };
+    let cut = move || Unread { places: &places, boot_id: &boot_id, volume: &volume }.cut();
     (name, Box::new(cut))
 }
 

@@ -31,15 +31,18 @@ pub struct Unread<'a> {
 }
 
 impl Unread<'_> {
-    /// Cuts off all that the kernel shows of it. It fails where that is not known for sure.
-    pub fn cut(&self) -> Result<()> {
+    /// Cuts off all that the kernel shows of it, and says whether that was anything. It fails where that is
+    /// not known for sure.
+    pub fn cut(&self) -> Result<bool> {
         // We never made one of such a name.
         if !is_name(self.volume) {
-            return Ok(());
+            return Ok(false);
         }
         let listed = self.listed()?;
         let staging = self.places.staging(self.volume);
-        if let Some(staged) = kernel::mounts()?.into_iter().find(|mount| mount.point == staging) {
+        let staged = kernel::mounts()?.into_iter().find(|mount| mount.point == staging);
+        let was_there = staged.is_some() || !listed.found.is_empty();
+        if let Some(staged) = staged {
             let is_it = |device: &loops::Device| staged.device == format!("7:{}", device.number);
             if listed.found.iter().any(|(device, _)| is_it(device)) {
                 kernel::shut_down(&staging)?;
@@ -50,7 +53,7 @@ impl Unread<'_> {
                 kernel::take_away(&Shown { directory, staging, binds: &[], pods: &pods })?;
             }
         }
-        listed.cut()
+        listed.cut().map(|()| was_there)
     }
 
     /// Cuts it off, and takes it off this node as far as that is possible.

@@ -27,9 +27,11 @@ pub struct Cuts(BTreeMap<String, Try>);
 struct Try {
     begun: Instant,
     running: Option<JoinHandle<Result<bool, StorageError>>>,
-    /// It is known that nothing can be written any more. What fails later makes it no less so: its storage
-    /// may have gone away meanwhile.
+    /// It is known that nothing can be written any more.
     is_cut: bool,
+    /// Something was there, and was cut off. What fails later makes it no less so: its storage may have gone
+    /// away meanwhile. Where nothing was there, an agent that was stopped may have gone on since.
+    was_there: bool,
     /// What was said last, to say it once.
     told: String,
 }
@@ -63,7 +65,8 @@ impl Cuts {
 
 impl Try {
     fn new() -> Self {
-        Self { begun: Instant::now(), running: None, is_cut: false, told: String::new() }
+        let (is_cut, was_there) = (false, false);
+        Self { begun: Instant::now(), running: None, is_cut, was_there, told: String::new() }
     }
 
     fn is_running(&self) -> bool {
@@ -92,14 +95,20 @@ impl Try {
         };
         match running.join() {
             Ok(Ok(was_there)) => {
-                if was_there && !self.is_cut {
+                if was_there && !self.was_there {
                     warn!(volume = name, "cut off: the agent's lease has ended");
                 }
+                self.was_there |= was_there;
                 self.is_cut = true;
             }
-            Ok(Err(error)) => self.tell(name, &chain(&error)),
-            Err(_) => self.tell(name, "it panicked"),
+            Ok(Err(error)) => self.failed(name, &chain(&error)),
+            Err(_) => self.failed(name, "it panicked"),
         }
+    }
+
+    fn failed(&mut self, name: &str, reason: &str) {
+        self.is_cut = self.was_there;
+        self.tell(name, reason);
     }
 
     fn tell(&mut self, name: &str, reason: &str) {
@@ -171,5 +180,22 @@ mod tests {
         wait(&mut cuts, "a");
         assert_eq!(cuts.round(vec![cut("a", || Ok(false))]), (true, vec![]));
         assert_eq!(cuts.round(vec![]), (true, vec![]));
+    }
+
+    /// An agent that was stopped goes on with a mount after the guard found nothing.
+    #[test]
+    fn what_comes_after_nothing_was_there_is_not_cut_off_by_that() {
+        let mut cuts = Cuts::default();
+        cuts.round(vec![cut("a", || Ok(false))]);
+        wait(&mut cuts, "a");
+        assert!(cuts.0["a"].is_cut);
+        cuts.round(vec![cut("a", || Err(StorageError::Silent))]);
+        wait(&mut cuts, "a");
+        assert!(!cuts.0["a"].is_cut);
+        cuts.round(vec![cut("a", || Ok(true))]);
+        wait(&mut cuts, "a");
+        cuts.round(vec![cut("a", || Err(StorageError::Silent))]);
+        wait(&mut cuts, "a");
+        assert!(cuts.0["a"].is_cut, "what is cut off stays so");
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
@@ -75,10 +75,10 @@ pub fn write(path: &Path, note: &Note) -> Result<()> {
 /// network file systems.
 fn write_first(path: &Path, note: &Note, volume: &Use) -> io::Result<()> {
     let text = serde_json::to_vec(note)?;
-    let sum: String = files::sha256(volume.volume.as_bytes()).chars().take(16).collect();
-    // Nobody else on any node has this name, and no image begins with a dot.
-    let fresh = path.with_file_name(format!(".{}-{sum}.new", volume.agent));
-    let mut file = File::create(&fresh)?;
+    let fresh = fresh(path, volume);
+    // What a crash left may be another note by a second name, and is not written to.
+    files::remove_file(&fresh)?;
+    let mut file = File::create_new(&fresh)?;
     let linked = file
         .write_all(&text)
         .and_then(|()| file.sync_all())
@@ -91,6 +91,12 @@ fn write_first(path: &Path, note: &Note, volume: &Use) -> io::Result<()> {
         Err(error) => Err(error),
         Ok(()) => File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all(),
     }
+}
+
+/// Where a note is written first. Nobody else on any node has this name, and no image begins with a dot.
+fn fresh(path: &Path, volume: &Use) -> PathBuf {
+    let sum: String = files::sha256(volume.volume.as_bytes()).chars().take(16).collect();
+    path.with_file_name(format!(".{}-{sum}.new", volume.agent))
 }
 
 /// The file itself could be made in the same directory.
@@ -143,5 +149,19 @@ pub mod tests {
         }
         let left = fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(left, 50, "nothing but the notes is left");
+    }
+
+    /// Killed after the note had its name, and before that of the file was taken away.
+    #[test]
+    fn what_a_crash_left_does_not_change_the_note_of_another_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, two] = ["one", "two"].map(|image| dir.path().join(format!("{image}.note")));
+        let first = claim(&one, &use_of("pv-1", "one", false)).unwrap();
+        let later = Use { generation: Generation(1), ..use_of("pv-1", "two", false) };
+        fs::hard_link(&one, fresh(&two, &later)).unwrap();
+        claim(&two, &later).unwrap();
+        assert_eq!(read(&one).unwrap().unwrap(), first, "its epoch never falls");
+        assert_eq!(read(&two).unwrap().unwrap().generation, Generation(1));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }
