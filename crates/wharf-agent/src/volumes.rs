@@ -24,6 +24,7 @@ mod kernel;
 mod limits;
 mod places;
 mod reach;
+mod sightings;
 mod socket;
 mod step;
 mod storage;
@@ -34,16 +35,15 @@ mod unread;
 mod work;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fs, io,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::{StreamExt, stream};
-use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use wharf_core::volume::{
     attach::Policy,
     lease::{SinceBoot, Standing, Tenure, Terms},
@@ -68,13 +68,14 @@ pub struct Volumes {
     terms: Terms,
     journals: Journals,
     reader: watch::Receiver<Option<Cluster>>,
+    /// Whoever asks the API server about a volume takes one.
+    turns: Arc<Semaphore>,
     /// The lease that is held, or was held last.
     tenure: watch::Receiver<Option<Tenure>>,
     calls: calls::Calls,
     /// One at a time works on a volume.
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// The leases of other nodes as last seen: tenure and stamp, and since when they are so.
-    sightings: Mutex<BTreeMap<String, (u64, Timestamp, Instant)>>,
+    sightings: sightings::Sightings,
     /// Steps that did not come back in time, by volume.
     stuck: Mutex<HashMap<String, Vec<limits::Stuck>>>,
     /// Since when the devices of volumes do not answer.
@@ -157,10 +158,11 @@ impl Shared {
             terms: self.terms,
             journals: Journals::open(&self.places)?,
             reader: self.reader.clone(),
+            turns: Arc::new(Semaphore::new(QUESTIONS)),
             tenure: self.tenure.clone(),
             calls: calls::Calls::default(),
             locks: Mutex::default(),
-            sightings: Mutex::default(),
+            sightings: sightings::Sightings::default(),
             stuck: Mutex::default(),
             silent: Mutex::default(),
             hints: storage::Hints::default(),
@@ -175,8 +177,13 @@ impl Shared {
 }
 
 impl Volumes {
-    /// The way to the cluster, if there is one.
+    /// The way to the cluster, if there is one, for whoever works on a volume.
     fn cluster(&self) -> Option<Cluster> {
+        self.way_of_lease().map(|way| way.with_turns(self.turns.clone()))
+    }
+
+    /// The same for the lease, on which everything else depends: it waits for nobody.
+    fn way_of_lease(&self) -> Option<Cluster> {
         self.reader.borrow().clone()
     }
 
@@ -218,6 +225,11 @@ pub fn are_in_use(state_dir: &Path) -> io::Result<bool> {
         names => Ok(!names?.is_empty()),
     }
 }
+
+/// So many questions about volumes are with the API server at once. A mount asks five, and kubelet may
+/// ask for hundreds of mounts: each question needs a connection, whose making costs both sides more than
+/// the question. More at once make the server slower, not faster.
+const QUESTIONS: usize = 32;
 
 /// So many volumes at once: the API server is asked for each.
 const AT_ONCE: usize = 16;

@@ -41,6 +41,8 @@ pub struct Cluster {
     timeout: Duration,
     /// Whoever evicts pods takes a turn.
     pub(crate) evictions: Arc<Semaphore>,
+    /// Whoever asks anything takes one of these, where there are such.
+    turns: Option<Arc<Semaphore>>,
 }
 
 /// What a probe found.
@@ -89,9 +91,17 @@ impl Cluster {
         Self { timeout, ..self.clone() }
     }
 
+    /// The same cluster for all who share these turns: no more of their requests are under way at once,
+    /// and no more connections are needed for them. Who waits for a turn waits for an answer.
+    #[must_use]
+    pub fn with_turns(&self, turns: Arc<Semaphore>) -> Self {
+        Self { turns: Some(turns), ..self.clone() }
+    }
+
     fn build(transport: Transport, timeout: Duration) -> Self {
         let evictions = Arc::new(Semaphore::new(EVICTIONS));
-        Self { client: Client::new(transport.clone(), "default"), transport, timeout, evictions }
+        let client = Client::new(transport.clone(), "default");
+        Self { client, transport, timeout, evictions, turns: None }
     }
 
     /// Asks all API servers for their version until one answers: the last good one first, the
@@ -187,7 +197,14 @@ impl Cluster {
         what: impl Into<String>,
         request: impl Future<Output = std::result::Result<T, kube::Error>>,
     ) -> Result<T> {
-        match tokio::time::timeout(self.timeout, request).await {
+        let in_turn = async {
+            let _turn = match &self.turns {
+                Some(turns) => turns.acquire().await.ok(),
+                None => None,
+            };
+            request.await
+        };
+        match tokio::time::timeout(self.timeout, in_turn).await {
             Ok(answer) => answer.map_err(|error| KubeError::of(what.into(), error)),
             Err(_) => Err(KubeError::Timeout { what: what.into(), after: self.timeout }),
         }
@@ -359,4 +376,53 @@ pub(crate) fn get(path: &str) -> Request<Vec<u8>> {
     // A path that we wrote; what cannot be parsed is asked for as `/` and answered with 403 or 404.
     *request.uri_mut() = path.parse().unwrap_or_default();
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use base64::{Engine, engine::general_purpose::STANDARD};
+
+    use super::*;
+
+    /// One that is never really asked.
+    fn nowhere() -> Cluster {
+        let authority = rcgen::generate_simple_self_signed(["test".to_owned()]).unwrap().cert.pem();
+        let kubeconfig = format!(
+            "current-context: c\n\
+             contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:1', \
+             certificate-authority-data: {}}}}}]\n\
+             users: [{{name: u, user: {{token: t}}}}]\n",
+            STANDARD.encode(authority)
+        );
+        Cluster::from_kubeconfig(&kubeconfig).unwrap()
+    }
+
+    #[tokio::test]
+    async fn of_those_who_share_turns_few_ask_at_once_and_none_waits_for_ever() {
+        let turns = Arc::new(Semaphore::new(3));
+        let cluster = nowhere().with_turns(turns.clone());
+        let (under_way, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let ask = || {
+            cluster.call("ask", async {
+                let now = under_way.fetch_add(1, Ordering::SeqCst) + 1;
+                most.fetch_max(now, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                under_way.fetch_sub(1, Ordering::SeqCst);
+                Ok(())
+            })
+        };
+        let asked = join_all((0..50).map(|_| ask())).await;
+        assert!(asked.iter().all(Result::is_ok));
+        assert_eq!(most.load(Ordering::SeqCst), 3);
+
+        let _all = turns.acquire_many(3).await.unwrap();
+        let hasty = cluster.with_timeout(Duration::from_millis(20));
+        let late = hasty.call("ask", async { Ok(()) }).await;
+        assert!(matches!(late, Err(KubeError::Timeout { .. })), "{late:?}");
+        let others = nowhere().call("ask", async { Ok(()) }).await;
+        assert!(others.is_ok(), "who shares no turns waits for none");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::Instant,
 };
 
@@ -75,39 +75,54 @@ impl Volumes {
         api: &Cluster,
         node: &str,
     ) -> Result<(String, HolderNode), KubeError> {
+        let asked = Instant::now();
         let (object, lease, garbage) =
             tokio::try_join!(api.node_object(node), api.agent_lease(node), api.garbage(node))?;
-        let lease = lease.map(|lease| self.sight(node, &lease));
+        let lease = lease.map(|lease| self.sight(node, &lease, asked));
         let holder = HolderNode { node: object, lease, garbage: garbage.entries };
         Ok((node.to_owned(), holder))
     }
 
-    /// Notes when a lease was first seen as it is.
-    pub fn sight(&self, node: &str, lease: &AgentLease) -> Sighting {
-        let mut seen = self.sightings.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        let known = seen.entry(node.to_owned()).or_insert((lease.tenure, lease.renewed, now));
-        if (known.0, known.1) != (lease.tenure, lease.renewed) {
-            *known = (lease.tenure, lease.renewed, now);
-        }
+    /// A lease that was asked for then, with how long we have watched it.
+    pub fn sight(&self, node: &str, lease: &AgentLease, asked: Instant) -> Sighting {
+        let renewal = (lease.tenure, lease.renewed);
         Sighting {
             tenure: lease.tenure,
             renewed: lease.renewed,
             duration: lease.duration,
-            unchanged_for: now.saturating_duration_since(known.2),
+            unchanged_for: self.sightings.note(node, renewal, asked, Instant::now()),
         }
     }
 
+    /// Begins to ask for the volume: raises its generation, if that comes first. Nobody has to undo that,
+    /// so that the journal may be written meanwhile.
+    pub async fn begin_claim(
+        &self,
+        api: &Cluster,
+        request: &Request,
+        storage: &Arc<dyn Storage>,
+        facts: &mut Gathered,
+    ) -> Result<Attempt, VolumeError> {
+        let mut attempt = Attempt::default();
+        if facts.cluster.as_ref().is_some_and(StorageCluster::is_held) {
+            let decided = self.decide(request, storage, facts, &mut attempt).await?;
+            if let Decision::Do(step @ Step::Raise { .. }) = decided {
+                self.proceed(api, request, storage, facts, &mut attempt, step).await?;
+            }
+        }
+        Ok(attempt)
+    }
+
     /// Asks for the volume until it is granted or refused. The record in `facts` is then the one with
-    /// the grant.
+    /// the grant. The journal knows of it already.
     pub async fn claim(
         &self,
         api: &Cluster,
         request: &Request,
         storage: &Arc<dyn Storage>,
         facts: &mut Gathered,
+        mut attempt: Attempt,
     ) -> Result<Entry, VolumeError> {
-        let mut attempt = Attempt::default();
         for _ in 0..MOST_STEPS {
             // Only what is held is attached: otherwise its deletion could go by unnoticed.
             if let Some(cluster) = &facts.cluster
@@ -118,24 +133,55 @@ impl Volumes {
                 *facts = self.gather(api, request).await?;
                 continue;
             }
-            let (asked, image) = (storage.clone(), request.image.clone());
-            let epoch = self
-                .blocking(&request.volume, "ask the storage", move || Ok(asked.epoch(&image)?))
-                .await?;
-            let snapshot = self.snapshot(request, facts, epoch, &attempt);
-            let step = match decide_attach(&snapshot, Timestamp::now(), &self.policy) {
+            let step = match self.decide(request, storage, facts, &mut attempt).await? {
                 Decision::Granted(entry) => return Ok(*entry),
                 Decision::Do(step) => step,
                 refused @ (Decision::Wait { .. } | Decision::Refuse(_)) => {
                     return Err(VolumeError::refused(refused));
                 }
             };
-            let is_done = self.take_step(api, request, storage, facts, &mut attempt, step).await?;
-            if !is_done {
-                *facts = self.gather(api, request).await?;
-            }
+            self.proceed(api, request, storage, facts, &mut attempt, step).await?;
         }
         Err(VolumeError::Contested)
+    }
+
+    /// The next step by what was read. The storage is asked once for what was read at once: whoever comes
+    /// later with a higher generation is seen when the device is made.
+    async fn decide(
+        &self,
+        request: &Request,
+        storage: &Arc<dyn Storage>,
+        facts: &Gathered,
+        attempt: &mut Attempt,
+    ) -> Result<Decision, VolumeError> {
+        let epoch = match attempt.epoch {
+            Some(epoch) => epoch,
+            None => {
+                let (asked, image) = (storage.clone(), request.image.clone());
+                let ask = move || Ok(asked.epoch(&image)?);
+                self.blocking(&request.volume, "ask the storage", ask).await?
+            }
+        };
+        attempt.epoch = Some(epoch);
+        let snapshot = self.snapshot(request, facts, epoch, attempt);
+        Ok(decide_attach(&snapshot, Timestamp::now(), &self.policy))
+    }
+
+    /// Does one step, and reads everything anew if somebody was faster.
+    async fn proceed(
+        &self,
+        api: &Cluster,
+        request: &Request,
+        storage: &Arc<dyn Storage>,
+        facts: &mut Gathered,
+        attempt: &mut Attempt,
+        step: Step,
+    ) -> Result<(), VolumeError> {
+        if !self.take_step(api, request, storage, facts, attempt, step).await? {
+            *facts = self.gather(api, request).await?;
+            attempt.epoch = None;
+        }
+        Ok(())
     }
 
     fn snapshot(
@@ -255,9 +301,11 @@ impl Volumes {
     }
 }
 
-/// What an attempt has done so far.
+/// What an attempt has done and seen so far.
 #[derive(Default)]
-struct Attempt {
+pub struct Attempt {
     raised: Option<Generation>,
     fenced: Vec<EntryKey>,
+    /// What the storage said; `None` until it is asked, and after all else was read anew.
+    epoch: Option<Generation>,
 }

@@ -267,8 +267,9 @@ impl Csi {
         let is_it = |journal: &Journal| {
             let handle = format!("{}/{}", journal.storage_cluster, journal.image);
             let mut pods = journal.pods.iter();
-            handle == volume_id
-                && pods.any(|pod| pod.mount_dir == dir && pod.stage == PodStage::Bound)
+            // Whether it is mounted there by now is seen in the kernel's tables.
+            let is_bound = |stage| matches!(stage, PodStage::Binding | PodStage::Bound);
+            handle == volume_id && pods.any(|pod| pod.mount_dir == dir && is_bound(pod.stage))
         };
         let nothing = || Status::not_found(format!("volume {volume_id} is not mounted at {dir}"));
         journal.filter(is_it).map(|_| place).ok_or_else(nothing)

@@ -5,7 +5,13 @@
 //! after one of somebody else has ended. While there is no guard that can be relied on nothing is
 //! renewed.
 
-use std::{collections::BTreeSet, io, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
@@ -153,15 +159,17 @@ impl Keeper {
         ensured
             .unwrap_or_else(|error| Err(io::Error::other(error)))
             .map_err(LeaseError::NoGuard)?;
+        // One of somebody else is never kept from an earlier turn.
+        let asked = Instant::now();
         if self.lease.is_none() {
-            let api = self.volumes.cluster().ok_or(LeaseError::NoWay)?;
+            let api = self.volumes.way_of_lease().ok_or(LeaseError::NoWay)?;
             let asked = timeout(CALL, api.agent_lease(&self.volumes.node)).await;
             let lease = asked.map_err(|_| LeaseError::Late)??;
             self.lease = Some(lease);
         }
         let terms = self.volumes.terms;
         let lease = self.lease.as_ref().and_then(Option::as_ref);
-        let lease = lease.map(|lease| self.volumes.sight(&self.volumes.node, lease));
+        let lease = lease.map(|lease| self.volumes.sight(&self.volumes.node, lease, asked));
         let held = *self.held.borrow();
         let (kept, now) = (self.kept.number, Timestamp::now());
         match decide_keep(held, kept, lease.as_ref(), since_boot(), now, &terms) {
@@ -200,7 +208,7 @@ impl Keeper {
 
     async fn renew(&mut self, number: u64) -> Result<(), LeaseError> {
         let volumes = &self.volumes;
-        let api = volumes.cluster().ok_or(LeaseError::NoWay)?;
+        let api = volumes.way_of_lease().ok_or(LeaseError::NoWay)?;
         // This clock is read first: others count from a later moment.
         let sent = since_boot();
         let duration = volumes.terms.duration;

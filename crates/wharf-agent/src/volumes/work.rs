@@ -20,7 +20,7 @@ use wharf_core::{
             decide_next,
         },
         options::BadOption,
-        record::{EntryKey, Record},
+        record::{Change, EntryKey, Record},
         request::{BadRequest, Request, parse_mount_dir},
     },
     words::chain,
@@ -366,10 +366,14 @@ impl<'a> Job<'a> {
                 Next::Do { action, .. } if is_late(goal, &action, Instant::now()) => {
                     return Err(VolumeError::Late);
                 }
+                Next::Do { note, action: Action::Claim { .. } } => {
+                    self.journal = *note;
+                    self.claim(goal, gathered.as_deref_mut()).await?;
+                }
                 Next::Do { note, action } => {
                     self.journal = *note;
                     self.store().await?;
-                    self.act(&action, goal, gathered.as_deref_mut()).await?;
+                    self.act(&action, goal).await?;
                 }
                 Next::Settled => return Ok(()),
                 Next::Wait(wait) => {
@@ -491,19 +495,14 @@ impl<'a> Job<'a> {
         stored.map_err(VolumeError::Journal)
     }
 
-    async fn act(
-        &mut self,
-        action: &Action,
-        goal: &Goal,
-        gathered: Option<&mut Gathered>,
-    ) -> Result<()> {
+    async fn act(&mut self, action: &Action, goal: &Goal) -> Result<()> {
         let volume = self.journal.volume.clone();
         info!(volume, ?action, "volume step");
         match action {
-            Action::Claim { .. } => return self.claim(goal, gathered).await,
             Action::Report { key } => return self.report(key).await,
             Action::GiveUp { key } => return self.give_up(key).await,
-            Action::Forget => return Ok(()),
+            // A claim stores the journal itself.
+            Action::Forget | Action::Claim { .. } => return Ok(()),
             Action::Map
             | Action::Format
             | Action::Stage
@@ -522,22 +521,33 @@ impl<'a> Job<'a> {
             self.journal.was_cut();
             return self.volumes.stranded.add(&self.journal).map_err(VolumeError::Journal);
         }
-        self.volumes.blocking(&volume, what, taken).await?;
-        if *action == Action::Format {
+        let volumes = self.volumes;
+        let taking = volumes.blocking(&volume, what, taken);
+        let done = match action {
+            Action::Stage => tokio::join!(taking, self.report_early(goal)).0,
+            _ => taking.await,
+        };
+        if done.is_ok() && *action == Action::Format {
             self.journal.formatted();
         }
-        Ok(())
+        done
     }
 
+    /// Asks for the volume, with the journal stored before there is anything to undo.
     async fn claim(&mut self, goal: &Goal, gathered: Option<&mut Gathered>) -> Result<()> {
         let (Goal::Mount { request, .. }, Some(gathered), Some(api)) = (goal, gathered, &self.api)
         else {
             return Err(VolumeError::NoApi);
         };
+        info!(volume = self.journal.volume, "volume step: claim");
+        let (volumes, storage) = (self.volumes, &self.storage);
         if self.is_changed {
-            *gathered = self.volumes.gather(api, request).await?;
+            *gathered = volumes.gather(api, request).await?;
         }
-        let entry = self.volumes.claim(api, request, &self.storage, gathered).await?;
+        let begin = volumes.begin_claim(api, request, storage, gathered);
+        let (stored, begun) = tokio::join!(self.store(), begin);
+        stored?;
+        let entry = volumes.claim(api, request, storage, gathered, begun?).await?;
         self.journal.claimed(&request.mount_dir, &entry);
         self.facts = Some(Facts {
             record: gathered.record.clone(),
@@ -549,12 +559,37 @@ impl<'a> Job<'a> {
 
     /// Says in the record what the device is.
     async fn report(&mut self, key: &EntryKey) -> Result<()> {
+        self.change(self.attached(key)).await
+    }
+
+    fn attached(&self, key: &EntryKey) -> Option<Change> {
         let device = self.device.as_ref();
         let path = device.map(|device| device.path.display().to_string()).unwrap_or_default();
         let identity = device.map(|device| device.identity.clone()).unwrap_or_default();
         let record = self.facts.as_ref().and_then(|facts| facts.record.as_ref());
-        let change = record.and_then(|record| record.attached(key, &path, &identity));
-        self.change(change).await
+        record.and_then(|record| record.attached(key, &path, &identity))
+    }
+
+    /// The same while the file system is mounted, so that nobody waits for it at the end. The device is
+    /// known by then, and the claim was granted; what is not answered is said again.
+    async fn report_early(&mut self, goal: &Goal) {
+        let Goal::Mount { request, .. } = goal else { return };
+        let pod = self.journal.pods.iter().find(|pod| pod.mount_dir == request.mount_dir);
+        let entry = pod.and_then(|pod| pod.entry.as_ref());
+        let change = entry.and_then(|entry| self.attached(&entry.key()));
+        let (Some(change), Some(api)) = (change, &self.api) else { return };
+        self.is_changed = true;
+        match api.change_attachment(&self.journal.volume, &change).await {
+            Ok(Written::Is(record)) => {
+                if let Some(facts) = &mut self.facts {
+                    facts.record = record;
+                }
+            }
+            Ok(Written::Stale) => self.facts = None,
+            Err(error) => {
+                info!(volume = self.journal.volume, reason = chain(&error), "it is said later");
+            }
+        }
     }
 
     async fn give_up(&mut self, key: &EntryKey) -> Result<()> {
@@ -564,7 +599,7 @@ impl<'a> Job<'a> {
     }
 
     /// Changes the record. Whoever was faster makes it be read anew.
-    async fn change(&mut self, change: Option<wharf_core::volume::record::Change>) -> Result<()> {
+    async fn change(&mut self, change: Option<Change>) -> Result<()> {
         let (Some(change), Some(api)) = (change, &self.api) else {
             self.facts = None;
             return Ok(());
