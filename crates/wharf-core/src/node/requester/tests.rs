@@ -473,7 +473,7 @@ fn what_a_node_took_over_and_forgot_is_not_done_again_after_a_boot() {
         assert_eq!(look(vec![canceled], Vec::new()), (0, vec![]));
     }
     // One that waits here is not disturbed.
-    let elsewhere = Wish { taken_in: before.clone(), ..wish("op-1") };
+    let elsewhere = Wish { taken_in: before, ..wish("op-1") };
     assert_eq!(look(vec![wish("local-1"), elsewhere], Vec::new()), (1, vec!["done"]));
     for boot_id in ["boot-0", BOOT] {
         let mut updates = update("os-2", Image::Loaded);
