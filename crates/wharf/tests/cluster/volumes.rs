@@ -1,15 +1,24 @@
 //! Volumes on real machines that share a directory: a writer moves from lost nodes to others, and
 //! never do two write.
 
+mod away;
+mod brief;
 mod csi;
 mod deletion;
 mod kills;
 mod mkfs;
 mod moves;
+mod proxies;
+mod races;
 mod repair;
 mod stamps;
+mod steps;
 
-use std::{fs, path::PathBuf, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use serde_json::{Value, json};
 use wharf_testbed::{debian, wait_for};
@@ -48,6 +57,13 @@ fn a_writer_moves_from_lost_nodes_and_never_do_two_write() {
     trial.a_forced_detach_takes_a_volume_from_a_live_agent();
     trial.a_drain_waits_until_the_volumes_of_its_pods_are_unmounted();
     trial.a_volume_moves_while_the_agents_of_both_nodes_are_killed();
+    trial.of_two_nodes_that_race_one_has_the_volume_and_then_the_other();
+    trial.an_unmount_needs_no_api_server();
+    trial.an_unmount_needs_no_volume();
+    trial.a_device_that_somebody_has_open_stays_claimed_until_he_lets_go();
+    trial.serve_blocks();
+    trial.a_proxy_that_is_killed_in_mid_write_costs_no_error_and_no_byte();
+    trial.an_agent_that_is_killed_at_any_step_goes_on_and_leaves_nothing();
     trial.a_repair_runs_its_command_after_the_volumes_are_taken_from_the_machine();
     trial.a_deleted_storage_cluster_leaves_the_nodes_and_no_other_is_touched();
 }
@@ -102,18 +118,23 @@ impl Trial<'_> {
     fn make_storage(&self, name: &str, backend: &str, parameters: &Value) {
         self.bed.apply(
             NAME,
-            &[
-                json!({
-                    "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
-                    "metadata": { "name": name },
-                    "spec": { "backend": backend, "parameters": parameters },
-                }),
-                json!({
-                    "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-                    "metadata": { "name": name }, "provisioner": "wharf.dev/volume",
-                    "allowVolumeExpansion": true, "parameters": { "storageCluster": name },
-                }),
-            ],
+            &[json!({
+                "apiVersion": "wharf.dev/v1", "kind": "StorageCluster",
+                "metadata": { "name": name },
+                "spec": { "backend": backend, "parameters": parameters },
+            })],
+        );
+        self.make_class(name, &json!({ "storageCluster": name }));
+    }
+
+    fn make_class(&self, name: &str, parameters: &Value) {
+        self.bed.apply(
+            NAME,
+            &[json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+                "metadata": { "name": name }, "provisioner": "wharf.dev/volume",
+                "allowVolumeExpansion": true, "parameters": parameters,
+            })],
         );
     }
 
@@ -249,7 +270,11 @@ impl Trial<'_> {
     }
 
     fn claim_takes_its_image_with_it(&self, claim: &str) {
-        let (image, volume) = (self.image_of(claim), self.volume_of(claim));
+        self.claim_takes_away(claim, &self.image_of(claim));
+    }
+
+    fn claim_takes_away(&self, claim: &str, image: &Path) {
+        let volume = self.volume_of(claim);
         assert!(image.exists());
         self.bed.kubectl(NAME, &["delete", "pvc", claim]).unwrap();
         wait_for("the volume to go", DEADLINE, || {

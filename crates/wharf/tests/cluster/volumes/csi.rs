@@ -62,7 +62,7 @@ impl Trial<'_> {
     }
 
     /// kubelet says so to the API server, and the agent to people.
-    fn wait_for_registration(&self, node: &str) {
+    pub fn wait_for_registration(&self, node: &str) {
         let is_registered = || {
             let drivers = ["get", "csinode", node, "-o", "jsonpath={.spec.drivers[*].name}"];
             let drivers = self.bed.kubectl(NAME, &drivers).unwrap_or_default();

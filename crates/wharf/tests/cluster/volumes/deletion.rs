@@ -130,7 +130,7 @@ impl Trial<'_> {
         watch
     }
 
-    fn wait_until_gone(&self, what: &[&str]) {
+    pub fn wait_until_gone(&self, what: &[&str]) {
         let get = [&["get"], what, &["--ignore-not-found", "-o", "yaml"]].concat();
         let look = || self.bed.kubectl(NAME, &get).unwrap();
         wait_for("it to go", DEADLINE, || Ok(look().is_empty().then_some(())))
@@ -147,7 +147,7 @@ impl Trial<'_> {
     }
 
     /// No mount of whomever, no device, no journal and no garbage is left of these volumes.
-    fn wait_for_nothing_of(&self, volumes: &[String]) {
+    pub fn wait_for_nothing_of(&self, volumes: &[String]) {
         let names = volumes.join("|");
         let look = format!(
             "ls /var/lib/wharf/volumes/journals | grep -E '{names}'

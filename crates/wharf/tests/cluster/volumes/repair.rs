@@ -26,7 +26,6 @@ const TAINT: &str = "wharf.dev/fence-volumes";
 impl Trial<'_> {
     /// The command cannot switch the machine off, so that only the block server keeps it from writing.
     pub fn a_repair_runs_its_command_after_the_volumes_are_taken_from_the_machine(&self) {
-        self.serve_blocks();
         let volume = self.claim_of(CLAIM, STORAGE);
         let _devices = DevicesOf(volume.clone());
         self.start_lasting("old", SICK, CLAIM, LONG);
@@ -71,7 +70,7 @@ impl Trial<'_> {
     }
 
     /// A block server on a machine that has no volumes itself.
-    fn serve_blocks(&self) {
+    pub fn serve_blocks(&self) {
         let host = self.bed.host(SERVER);
         let address = format!("{}:10809", host.address());
         host.run(&["mkdir", "-p", IMAGES]).unwrap();
@@ -86,7 +85,7 @@ impl Trial<'_> {
     }
 
     /// A file of the block server.
-    fn served(&self, volume: &str, what: &str) -> PathBuf {
+    pub fn served(&self, volume: &str, what: &str) -> PathBuf {
         let images = self.bed.host(SERVER).root().join(IMAGES.trim_start_matches('/'));
         images.join(format!("{volume}.{what}"))
     }

@@ -1,6 +1,6 @@
 //! Pods that stamp every line with their node and a counter, and what is found of that in the image.
 
-use std::{fs, path::Path, process::Command};
+use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 use wharf_testbed::wait_for;
@@ -66,20 +66,11 @@ impl Trial<'_> {
 
     /// The image is whole, and in it the stamps of one node after the other.
     pub fn assert_stamps(&self, image: &Path, nodes: &[&str]) {
-        let check = Command::new("e2fsck").args(["-fn"]).arg(image).output().unwrap();
-        assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
-        let log = self.bed.world.path("log");
-        let dump = format!("dump /log {}", log.display());
-        let dumped = Command::new("debugfs").args(["-R", &dump]).arg(image).output().unwrap();
-        assert!(dumped.status.success(), "{dumped:?}");
-        let text = fs::read_to_string(log).unwrap();
         let mut blocks: Vec<(String, Vec<u64>)> = Vec::new();
-        for line in text.lines() {
-            let (node, count) = line.split_once(' ').unwrap_or_else(|| panic!("{line:?}"));
-            let count = count.parse().unwrap();
+        for (node, count) in read(image) {
             match blocks.last_mut() {
-                Some((last, counts)) if last == node => counts.push(count),
-                _ => blocks.push((node.to_owned(), vec![count])),
+                Some((last, counts)) if *last == node => counts.push(count),
+                _ => blocks.push((node, vec![count])),
             }
         }
         let order: Vec<&str> = blocks.iter().map(|(node, _)| node.as_str()).collect();
@@ -89,4 +80,18 @@ impl Trial<'_> {
             assert!(counts.is_sorted_by(|a, b| a < b), "{node}: {counts:?}");
         }
     }
+}
+
+/// All stamps of an image that nobody has, which is whole.
+pub fn read(image: &Path) -> Vec<(String, u64)> {
+    let check = Command::new("e2fsck").args(["-fn"]).arg(image).output().unwrap();
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+    let shown = Command::new("debugfs").args(["-R", "cat /log"]).arg(image).output().unwrap();
+    assert!(shown.status.success(), "{shown:?}");
+    let text = String::from_utf8(shown.stdout).unwrap();
+    let stamp = |line: &str| {
+        let (mark, count) = line.split_once(' ').unwrap_or_else(|| panic!("{line:?}"));
+        (mark.to_owned(), count.parse().unwrap_or_else(|_| panic!("{line:?}")))
+    };
+    text.lines().map(stamp).collect()
 }
