@@ -19,6 +19,9 @@ const SHAPE: Shape = Shape { controlplanes: 1, workers: 2 };
 /// After an install, and after everything else that is done to it here.
 const WELL: Duration = Duration::from_secs(120);
 const AGENT: &str = "wharf-agent";
+/// What one agent of a cluster does for all: the statistics, and the care for volumes.
+const ELECTIONS: [(&str, &str); 2] =
+    [("eve-kube-app", "eve-kube-stats-leader"), ("wharf-system", "wharf-volumes")];
 
 pub struct World {
     bed: TestBed,
@@ -59,6 +62,50 @@ impl World {
             Ok((status.status.success() && linked).then_some(()))
         });
         well.with_context(|| format!("it says:\n{told}"))
+    }
+
+    /// Makes the agent that is looked at the one that is elected: the others rest until it is.
+    pub fn elect(&self) -> Result<()> {
+        let node = self.node()?;
+        self.others(node, "stop")?;
+        let mut holders = Vec::new();
+        let elected = wait_for("the agent to be elected", WELL, || {
+            holders = self.holders()?;
+            Ok(holders.iter().all(|holder| holder == node.name()).then_some(()))
+        });
+        self.others(node, "start")?;
+        elected.with_context(|| format!("these are: {holders:?}"))?;
+        self.wait_until_well()
+    }
+
+    /// Makes it one that is not elected for anything.
+    pub fn unseat(&self) -> Result<()> {
+        let node = self.node()?;
+        node.run(&["systemctl", "stop", AGENT])?;
+        let mut holders = Vec::new();
+        let unseated = wait_for("another agent to be elected", WELL, || {
+            holders = self.holders()?;
+            let others = |holder: &String| !holder.is_empty() && holder != node.name();
+            Ok(holders.iter().all(others).then_some(()))
+        });
+        node.run(&["systemctl", "start", AGENT])?;
+        unseated.with_context(|| format!("these are: {holders:?}"))?;
+        self.wait_until_well()
+    }
+
+    fn others(&self, node: &Host, order: &str) -> Result<()> {
+        let others = self.bed.hosts().iter().filter(|host| host.name() != node.name());
+        others.map(|host| host.run(&["systemctl", order, AGENT]).map(drop)).collect()
+    }
+
+    /// Who is elected for what; empty is nobody.
+    pub fn holders(&self) -> Result<Vec<String>> {
+        let holder = |(namespace, lease): &(&str, &str)| {
+            let path = "jsonpath={.spec.holderIdentity}";
+            let words = ["get", "lease", lease, "-n", namespace, "--ignore-not-found", "-o", path];
+            self.kubectl.ask(&words)
+        };
+        ELECTIONS.iter().map(holder).collect()
     }
 
     pub fn agent(&self) -> Result<u32> {

@@ -46,32 +46,45 @@ pub fn run(args: &AgentArgs, world: &World, report: &mut Report) -> Result<()> {
     start_exporter(node)?;
     let pods = usize::from(args.pods);
     fill(world, node, pods)?;
+    let time = Duration::from_secs(args.seconds.into());
+    world.unseat()?;
+    let of = format!("with {pods} pods");
+    add_rows(report, &of, &observe(world, node, time)?);
+    world.elect()?;
+    let of = format!("with {pods} pods, elected");
+    let elected = observe(world, node, time)?;
+    let holders = world.holders()?;
+    ensure!(holders.iter().all(|one| one == node.name()), "elected are now {holders:?}");
+    add_rows(report, &of, &elected);
+    // What was measured must still be a node that works, with all its pods.
+    ensure!(running(world)? == pods, "not all pods run any more");
+    world.wait_until_well()
+}
+
+/// Agent, kubelet and node_exporter over some time, after a while of calm.
+fn observe(world: &World, node: &Host, time: Duration) -> Result<[Seen; 3]> {
     let units = ["wharf-agent", "wharf-kubelet", EXPORTER_UNIT];
     let processes: Result<Vec<u32>> = units.iter().map(|unit| main_process(node, unit)).collect();
     let processes = processes?;
     scrape_for(node, CALM, || Ok(()))?;
-    let before = (Instant::now(), look(node, &processes)?);
-    let mut looks = vec![before.1.clone()];
-    scrape_for(node, Duration::from_secs(args.seconds.into()), || {
+    let begun = Instant::now();
+    let mut looks = vec![look(node, &processes)?];
+    scrape_for(node, time, || {
         looks.push(look(node, &processes)?);
         Ok(())
     })?;
-    let after = look(node, &processes)?;
-    let seconds = before.0.elapsed().as_secs_f64();
-    looks.push(after);
-    // What was measured must still be a node that works, with all its pods.
-    ensure!(running(world)? == pods, "not all pods run any more");
+    looks.push(look(node, &processes)?);
+    let seconds = begun.elapsed().as_secs_f64();
     world.wait_until_well()?;
     let seen = |place| Seen::of(place, &looks, seconds).context("a process was not seen");
-    add_rows(report, pods, seconds, [&seen(0)?, &seen(1)?, &seen(2)?]);
-    Ok(())
+    Ok([seen(0)?, seen(1)?, seen(2)?])
 }
 
-fn add_rows(report: &mut Report, pods: usize, seconds: f64, seen: [&Seen; 3]) {
-    let [agent, kubelet, exporter] = seen;
-    let name = format!("resident memory with {pods} pods");
+fn add_rows(report: &mut Report, of: &str, [agent, kubelet, exporter]: &[Seen; 3]) {
+    let name = format!("resident memory {of}");
     let detail = format!(
-        "median over {seconds:.0} s; most {:.1} MiB, of it {:.1} not the program's file; load {}",
+        "median over {:.0} s; most {:.1} MiB, of it {:.1} not the program's file; load {}",
+        agent.seconds,
         agent.most,
         agent.anonymous,
         load()
@@ -80,7 +93,7 @@ fn add_rows(report: &mut Report, pods: usize, seconds: f64, seen: [&Seen; 3]) {
     let beside = |peer: &str, of: &Seen| Row::cost(&name, agent.resident, peer, of.resident, "MiB");
     report.add(beside("kubelet", kubelet).goal(OF_KUBELET));
     report.add(beside("node_exporter", exporter).goal(OF_EXPORTER));
-    let name = format!("share of a core with {pods} pods");
+    let name = format!("share of a core {of}");
     report.add(limit(&name, agent.percent, PERCENT_OF_A_CORE, "%"));
     let beside = |peer: &str, of: &Seen| Row::cost(&name, agent.percent, peer, of.percent, "%");
     report.add(beside("kubelet", kubelet));
@@ -89,6 +102,7 @@ fn add_rows(report: &mut Report, pods: usize, seconds: f64, seen: [&Seen; 3]) {
 
 /// One process over the whole time.
 struct Seen {
+    seconds: f64,
     resident: f64,
     most: f64,
     anonymous: f64,
@@ -103,6 +117,7 @@ impl Seen {
         let cpu_seconds = ticks / rustix::param::clock_ticks_per_second() as f64;
         let of = |value: fn(&Sample) -> f64| own.iter().map(value).collect::<Vec<f64>>();
         Some(Seen {
+            seconds,
             resident: median(of(|sample| sample.resident)),
             most: of(|sample| sample.resident).into_iter().fold(0.0, f64::max),
             anonymous: median(of(|sample| sample.anonymous)),
