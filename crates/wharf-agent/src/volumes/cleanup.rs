@@ -44,7 +44,7 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
     let mut reader = shared.reader.clone();
     let work = async {
         loop {
-            let api = kube::cluster(&mut reader).await;
+            let api = kube::cluster(&mut reader).await.with_turns(volumes.turns.clone());
             let mut changes = api.watch_storage_clusters();
             while !reader.has_changed().unwrap_or(true) {
                 match volumes.clean_up(&api).await {

@@ -78,6 +78,8 @@ impl Rounds {
 
     /// Looks at everything when something changes, and regularly. Does not end by itself.
     pub async fn run(&mut self, api: &Cluster) {
+        // The election itself waits for nobody.
+        let api = &api.with_turns(self.volumes.turns.clone());
         let mut watch = api.watch_storage();
         loop {
             let begun = self.begin(api).await;
