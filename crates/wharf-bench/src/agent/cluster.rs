@@ -94,8 +94,8 @@ impl World {
     }
 
     fn others(&self, node: &Host, order: &str) -> Result<()> {
-        let others = self.bed.hosts().iter().filter(|host| host.name() != node.name());
-        others.map(|host| host.run(&["systemctl", order, AGENT]).map(drop)).collect()
+        let mut others = self.bed.hosts().iter().filter(|host| host.name() != node.name());
+        others.try_for_each(|host| host.run(&["systemctl", order, AGENT]).map(drop))
     }
 
     /// Who is elected for what; empty is nobody.
