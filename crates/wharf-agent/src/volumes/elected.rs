@@ -56,7 +56,7 @@ pub async fn run(context: Context, reporter: Reporter, shared: Shared) -> Ended 
         };
         let turns = candidate.turns(&api, &mut reader, &mut rounds);
         if context.stop.run_until_cancelled(turns).await.is_none() {
-            rounds.stop();
+            rounds.stop().await;
             candidate.leave(&api).await;
             return Ok(());
         }
@@ -88,11 +88,11 @@ impl Candidate {
                 () = self.until(api, false) => {}
                 () = rounds.run(api) => {}
                 _ = reader.changed() => {
-                    rounds.stop();
+                    rounds.stop().await;
                     return;
                 }
             }
-            rounds.stop();
+            rounds.stop().await;
         }
     }
 

@@ -14,9 +14,12 @@ use std::{
 
 use wharf_agent::host::files::beside;
 
+/// On a busy machine several may have to wait for a processor between two looks; never all of these.
+const WATCHERS: usize = 8;
+
 /// The agent writes a new record beside the old one, under a lock, and renames it. While both names are
-/// those of one file, renaming does nothing and every record is written under the same lock. Two watchers
-/// want that too: while one looks at the record the other waits, so that the agent does not get
+/// those of one file, renaming does nothing and every record is written under the same lock. Watchers
+/// want that too: while one looks at the record the others wait, so that the agent does not get
 /// the lock a second time before one of them has looked. The one that finds the phase keeps the
 /// lock, and the agent cannot go on to the next.
 pub struct Held {
@@ -41,8 +44,8 @@ impl Held {
             over: over.clone(),
             removed: removed.clone(),
         };
-        let watchers = [watcher(), watcher()];
-        let watchers = watchers.map(|watcher| thread::spawn(move || watcher.watch())).into();
+        let watchers = (0..WATCHERS).map(|_| watcher());
+        let watchers = watchers.map(|watcher| thread::spawn(move || watcher.watch())).collect();
         Self { found, over, watchers }
     }
 

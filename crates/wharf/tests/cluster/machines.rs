@@ -197,7 +197,10 @@ fn a_machine_that_reboots(bed: &Bed, wish: &Value) {
     let ended = bed.wait_for_end("bad");
     assert_eq!(ended["state"], "failed", "{ended}");
     assert!(ended["error"].as_str().unwrap().contains("host node2: "), "{ended}");
-    assert!(ended["hint"].as_str().unwrap().contains("once it is back, try again"), "{ended}");
+    // Its systemd may be gone a moment before its SSH, which can then still say so.
+    let hint = ended["hint"].as_str().unwrap();
+    let hints = ["once it is back, try again", "go on with `wharf cluster update bad`"];
+    assert!(hints.iter().any(|known| hint.contains(known)), "{ended}");
     // Where the tracker looks for it, and without what concerns another machine alone.
     let log = shell(bed.host("node1"), "cat /persist/kubelog/k3s-install.log");
     assert!(log.contains("node1: prepare: ") && !log.contains("node2: prepare: "), "{log}");

@@ -30,6 +30,9 @@ use crate::{
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
 /// Changes come in groups.
 const SETTLE: Duration = Duration::from_millis(200);
+/// What faults are told of, beside each storage.
+const CLUSTERS: &str = "storage clusters";
+const LONG_GONE: &str = "nodes that are long gone";
 
 pub struct Rounds {
     volumes: Arc<Volumes>,
@@ -83,19 +86,25 @@ impl Rounds {
         let mut watch = api.watch_storage();
         loop {
             let begun = self.begin(api).await;
-            tell(&self.reporter, "storage clusters", begun);
+            tell(&self.reporter, CLUSTERS, begun);
             if Instant::now() >= self.forget_at {
                 let forgotten = forgotten::forget(api).await;
-                tell(&self.reporter, "nodes that are long gone", forgotten);
+                tell(&self.reporter, LONG_GONE, forgotten);
                 self.forget_at = Instant::now() + FORGET_EVERY;
             }
             self.wait(&mut watch).await;
         }
     }
 
-    /// What is under way is cut off; another agent does it.
-    pub fn stop(&mut self) {
-        self.running.abort_all();
+    /// What is under way is cut off; another agent does it, and tells what fails.
+    pub async fn stop(&mut self) {
+        // None of them tells anything afterwards.
+        self.running.shutdown().await;
+        self.late.clear();
+        let storages = self.storages.keys().map(|name| subject(name));
+        for told in storages.chain([CLUSTERS, LONG_GONE].map(str::to_owned)) {
+            self.reporter.clear(&told);
+        }
     }
 
     async fn wait(&mut self, watch: &mut StorageWatch) {
