@@ -44,7 +44,6 @@ enum Step {
     Format,
     Stage,
     Bind,
-    Report,
     Unbind,
     Unstage,
     Unmap,
@@ -52,8 +51,7 @@ enum Step {
     Forget,
 }
 
-const OF_MOUNT: [Step; 6] =
-    [Step::Claim, Step::Map, Step::Format, Step::Stage, Step::Bind, Step::Report];
+const OF_MOUNT: [Step; 5] = [Step::Claim, Step::Map, Step::Format, Step::Stage, Step::Bind];
 const OF_UNMOUNT: [Step; 5] =
     [Step::Unbind, Step::Unstage, Step::Unmap, Step::GiveUp, Step::Forget];
 
@@ -156,7 +154,7 @@ impl Sweep<'_> {
         let mark = format!("{node}.{round}");
         let killer = Killer::at(self.host);
         self.api.create(&[self.api.brief(&pod, node, self.kind, &mark, Ends::WhenTold)]);
-        let mounting = |step: Option<Step>| step.is_some_and(|step| step <= Step::Report);
+        let mounting = |step: Option<Step>| step.is_some_and(|step| step <= Step::Bind);
         self.wait_for_step(|step| mounting(step) && step >= Some(in_mount));
         killer.kill();
         let first = self.step();
@@ -192,8 +190,8 @@ impl Sweep<'_> {
             ("mapping", "claimed") => Step::Map,
             ("formatting", "claimed") => Step::Format,
             ("staging", "claimed") => Step::Stage,
-            ("staging", "binding") => Step::Bind,
-            ("staging", "bound") => Step::Report,
+            // What the device is was said while the file system was mounted, or is said after the bind.
+            ("staging", "binding" | "bound") => Step::Bind,
             ("staging", "leaving") => Step::Unbind,
             ("unstaging", "leaving") => Step::Unstage,
             ("unmapping", "leaving") => Step::Unmap,
